@@ -1,0 +1,154 @@
+"""`gdod.backward`: losses in, `.grad` out."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gdod.errors import InputError
+from gdod.info import Info
+from gdod.losses import Losses, Masks, Tasks, TaskWeights, read
+from gdod.methods import GDOD, Gram, Method, Weights
+from gdod.rows import Groups, Rows, collect
+
+# Squared lengths in float32 keep their digits in this range.
+_SMALL, _LARGE = 1e-24, 1e24
+
+
+def backward(
+    losses: Losses,
+    method: Method | None = None,
+    *,
+    shared: Iterable[Tensor] | None = None,
+    mask: Masks | None = None,
+    task_weights: TaskWeights | None = None,
+    retain_graph: bool = False,
+) -> Info:
+    """Adds to `.grad` the method's update for shared parameters and the plain gradient for all others.
+
+    Takes the place of ``sum(loss.mean() for loss in losses.values()).backward()``:
+
+        losses = {"click": click_loss, "buy": buy_loss}  # per example, each of shape [batch]
+        info = gdod.backward(losses, gdod.GDOD(groups=16))
+        optimizer.step()
+
+    Args:
+        losses: a mapping from task name to per-example losses [batch], a sequence of such tensors,
+            or one tensor [batch, tasks].
+        method: how task gradients become one update; `GDOD()` by default.
+        shared: the parameters to which the method applies. By default those that the losses of at
+            least two tasks reach.
+        mask: boolean, in the structure of ``losses``: False where an example has no label for the
+            task. The task's loss is then the mean over its labelled examples.
+        task_weights: one factor for each task's mean loss.
+        retain_graph: keep the graph for another backward pass.
+
+    Raises:
+        InputError: before anything is written to any `.grad`.
+    """
+    method = GDOD() if method is None else method
+    if not isinstance(method, Method):
+        raise InputError(f"method is {method!r}; expected a method such as gdod.GDOD(), or gdod.method('gdod')")
+    tasks = read(losses, mask, task_weights)
+    parameters = None if shared is None else _parameters(shared)
+    batch = tasks.values.shape[1]
+    groups = Groups(batch, batch if method.groups is None else min(method.groups, batch))
+    with torch.no_grad(), torch.autocast(tasks.values.device.type, enabled=False):
+        rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
+        gram, weights = _weigh(method, rows, tasks)
+        update = _update(rows, gram, weights)
+        for parameter, grad in (*update, *rows.private):
+            _accumulate(parameter, grad)
+    return Info(
+        tasks=tasks.names,
+        losses=tasks.means().cpu(),
+        shared=rows.shared,
+        slow=rows.slow,
+        passes=rows.passes,
+        gram=gram,
+        weights=weights,
+    )
+
+
+def _parameters(shared: Iterable[Tensor]) -> list[Tensor]:
+    if isinstance(shared, Tensor) or not isinstance(shared, Iterable):
+        raise InputError(f"shared is a {type(shared).__name__}; expected an iterable of parameters")
+    parameters = list(shared)
+    for number, parameter in enumerate(parameters):
+        if not isinstance(parameter, Tensor):
+            raise InputError(
+                f"shared holds a {type(parameter).__name__} at place {number}; expected parameters, e.g. module.parameters()"
+            )
+        if not parameter.is_leaf or not parameter.requires_grad:
+            what = "is computed from others" if not parameter.is_leaf else "has requires_grad=False"
+            raise InputError(f"the tensor at place {number} of shared {what}; expected parameters that take a gradient")
+    if not parameters:
+        raise InputError("shared is empty; pass at least one parameter, or None to find them")
+    return parameters
+
+
+def _averages(tasks: Tasks, groups: Groups) -> Tensor:
+    """C [K, N]: the share of a task's labelled examples that lies in each group."""
+    count = len(tasks.names)
+    labels = torch.ones_like(tasks.values, dtype=torch.float64) if tasks.labelled is None else tasks.labelled.double()
+    labels = labels.cpu()
+    in_group = torch.zeros(count, groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)  # [K, n]
+    share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)
+    return torch.diag_embed(share.T).flatten(0, 1).T  # [n, K, K] -> [K, N]
+
+
+def _weigh(method: Method, rows: Rows, tasks: Tasks) -> tuple[Gram, Weights]:
+    """Asks the method, with inner products in the rows' own precision first if that can be enough."""
+    averages = _averages(tasks, rows.groups)
+    eps = rows.precision
+    for precise in (False, True) if eps > 1e-12 else (True,):
+        matrix = rows.gram(precise)
+        lengths = matrix.diagonal()[averages.sum(0) > 0]
+        if not precise and not bool(((lengths > _SMALL) & (lengths < _LARGE)).all()):
+            continue
+        share = averages.sum(0)
+        scale = torch.where(share > 0, 1 / share, 0.0)
+        matrix = matrix * scale * scale.unsqueeze(1)
+        if not bool(matrix.isfinite().all()):
+            _refuse_gradients(matrix, tasks)
+        # A row that is zero belongs to no direction; its share of the average is left out, too, so
+        # that a task without a gradient has projections that are exactly zero.
+        gram = Gram(
+            matrix,
+            torch.where(matrix.diagonal() > 0, averages, 0.0),
+            row_error=eps,
+            error=torch.finfo(torch.float64).eps if precise else eps / 2,
+            random_rows=partial(rows.random_rows, averages),
+        )
+        weights = method.weigh(gram)
+        if weights.reliable:
+            break
+    return gram, weights
+
+
+def _refuse_gradients(matrix: Tensor, tasks: Tasks) -> None:
+    finite = matrix.diagonal().isfinite().view(-1, len(tasks.names)).all(0)
+    bad = ", ".join(repr(name) for name, ok in zip(tasks.names, finite, strict=True) if not ok)
+    raise InputError(
+        f"the gradient of task {bad or 'unknown'} is not finite although its losses are; nothing was written to .grad; "
+        "look for a square root or logarithm at zero, or for overflow in half precision"
+    )
+
+
+def _update(rows: Rows, gram: Gram, weights: Weights) -> Sequence[tuple[Tensor, Tensor]]:
+    if weights.random_rows is not None:
+        source, of_random = weights.random_rows
+        return source.combine(of_random)
+    share = gram.averages.sum(0)
+    return rows.combine(torch.where(share > 0, weights.rows / share, 0.0))
+
+
+def _accumulate(parameter: Tensor, grad: Tensor) -> None:
+    """Adds to `.grad` as `Tensor.backward` does, hooks included."""
+    grad = grad.to(parameter.dtype)
+    if parameter.grad is None and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+        # Without a copy, which is what autograd does with a gradient nobody else holds.
+        parameter.grad = grad if grad.is_sparse or grad.is_contiguous() else grad.contiguous()
+    else:
+        torch.autograd.backward(parameter, grad)

@@ -1,0 +1,68 @@
+"""What happened in one call of `gdod.backward`. Everything is worked out when it is asked for."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gdod.methods.gram import Gram
+from gdod.methods.method import Weights
+from gdod.rows.collect import SlowPath
+
+
+@dataclass(frozen=True)
+class Info:
+    tasks: tuple[str, ...]
+    losses: Tensor
+    """Mean loss of each task over its labelled examples, before task weights. [K]"""
+    shared: tuple[Tensor, ...] = field(repr=False)
+    """The parameters that were treated as shared."""
+    slow: tuple[SlowPath, ...]
+    """Shared parameters whose rows took a backward pass each, and why. Empty: all were fast."""
+    passes: int
+    """Backward passes made: one for each task, and one for each row if anything is slow."""
+    gram: Gram = field(repr=False)
+    """Inner products of the rows."""
+    weights: Weights = field(repr=False)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Lengths of the (weighted) task gradients over the shared parameters. [K]"""
+        return self.gram.norms
+
+    @cached_property
+    def cosines(self) -> Tensor:
+        """Cosines between task gradients; zero for a task without a gradient. [K, K]"""
+        lengths = self.norms.unsqueeze(1) * self.norms
+        cosines = torch.where(lengths > 0, self.gram.of_tasks / lengths, 0.0)
+        return cosines.clamp(-1, 1)
+
+    @cached_property
+    def rank(self) -> int:
+        """Dimension of the span of the rows, or the number of basis vectors used, if fewer."""
+        if self.weights.rank is not None:
+            return self.weights.rank
+        values = torch.linalg.eigvalsh(self.gram.matrix)
+        return int((values > self.gram.tolerance * values[-1].clamp(min=0)).sum())
+
+    @property
+    def directions_kept(self) -> float | None:
+        """Share of the basis vectors that the tasks agree on. None for methods without a basis."""
+        return None if self.weights.directions_kept is None else float(self.weights.directions_kept)
+
+    @property
+    def energy_kept(self) -> float | None:
+        """Share of the task gradients' squared lengths that was kept. None for methods without a basis."""
+        return None if self.weights.energy_kept is None else float(self.weights.energy_kept)
+
+    @cached_property
+    def row_weights(self) -> Tensor:
+        """Weight of each group's and task's row in the update. [groups, K]"""
+        return self.weights.rows.view(-1, len(self.tasks))
+
+    def __repr__(self) -> str:
+        return (
+            f"Info(tasks={self.tasks}, norms={[round(float(n), 6) for n in self.norms]}, rank={self.rank}, "
+            f"directions_kept={self.directions_kept}, energy_kept={self.energy_kept}, slow={len(self.slow)})"
+        )

@@ -1,0 +1,197 @@
+"""The losses as they were passed, checked and brought into one form."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gdod.errors import InputError
+from gdod.rows import Target
+
+Losses = Mapping[str, Tensor] | Sequence[Tensor] | Tensor
+Masks = Losses
+TaskWeights = Mapping[str, float] | Sequence[float] | Tensor
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Per-example losses of all tasks."""
+
+    names: tuple[str, ...]
+    targets: tuple[Target, ...]
+    values: Tensor  # [K, B], detached
+    labelled: Tensor | None  # [K, B], bool; None: everything is
+    weights: Tensor  # [K], float64
+
+    @property
+    def counts(self) -> Tensor:
+        """Labelled examples of each task. [K]"""
+        if self.labelled is None:
+            return torch.full((len(self.names),), self.values.shape[1])
+        return self.labelled.sum(1)
+
+    def seeds(self) -> Tensor:
+        """The derivative of a task's weighted mean loss by each example's loss. [K, B]"""
+        scale = (self.weights / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
+        if self.labelled is None:
+            return scale.expand_as(self.values).contiguous()
+        return self.labelled * scale
+
+    def means(self) -> Tensor:
+        """Mean loss of each task; not a number for a task without labels. [K]"""
+        values = self.values.double()
+        if self.labelled is None:
+            return values.mean(1)
+        return torch.where(self.labelled, values, 0.0).sum(1) / self.labelled.sum(1)
+
+
+def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -> Tasks:
+    names, tensors, targets = _targets(losses)
+    values = torch.stack([tensor.detach() for tensor in tensors])
+    labelled = None if mask is None else _mask(mask, names, values.shape[1])
+    if not bool(values.isfinite().all()):
+        bad = [name for name, row in zip(names, values, strict=True) if not bool(row.isfinite().all())]
+        hint = "" if mask is None else "; losses of unlabelled examples must be finite, too: give them any finite label"
+        raise InputError(f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}")
+    return Tasks(names, targets, values, labelled, _weights(task_weights, names))
+
+
+def _targets(losses: Losses) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
+    if isinstance(losses, Tensor):
+        return _columns(losses)
+    if isinstance(losses, Mapping):
+        names, tensors = tuple(map(str, losses.keys())), list(losses.values())
+    elif isinstance(losses, Sequence) and not isinstance(losses, str):
+        names, tensors = tuple(map(str, range(len(losses)))), list(losses)
+    else:
+        raise InputError(
+            f"losses is a {type(losses).__name__}; expected a mapping of names to tensors [batch], a sequence of "
+            "such tensors, or one tensor [batch, tasks]"
+        )
+    if not tensors:
+        raise InputError("losses is empty; pass the losses of at least one task")
+    for name, tensor in zip(names, tensors, strict=True):
+        _check_loss(name, tensor)
+    lengths = {len(tensor) for tensor in tensors}
+    if len(lengths) > 1:
+        found = ", ".join(f"{name!r}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
+        raise InputError(
+            f"the losses have unequal lengths ({found}); every task needs one loss for each example of the batch; "
+            "use mask= for examples without a label"
+        )
+    if len({tensor.dtype for tensor in tensors}) > 1 or len({tensor.device for tensor in tensors}) > 1:
+        found = ", ".join(f"{name!r}: {t.dtype} on {t.device}" for name, t in zip(names, tensors, strict=True))
+        raise InputError(f"the losses differ in type or device ({found}); bring them to one, e.g. with .float()")
+    return names, tensors, tuple(Target(tensor) for tensor in tensors)
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise InputError(f"the loss of task {name!r} is a {type(loss).__name__}; expected a tensor of shape [batch]")
+    if loss.dim() == 0:
+        raise InputError(
+            f"the loss of task {name!r} is a single number: it is averaged already; expected one loss for each example, "
+            "of shape [batch]; pass reduction='none' to the loss function"
+        )
+    if loss.dim() != 1:
+        raise InputError(
+            f"the loss of task {name!r} has shape {tuple(loss.shape)}; expected [batch]: one number for each example; "
+            "average or sum the other dimensions, e.g. loss.flatten(1).mean(1)"
+        )
+    _check_tensor(f"the loss of task {name!r}", loss)
+
+
+def _check_tensor(what: str, loss: Tensor) -> None:
+    if len(loss) == 0:
+        raise InputError(f"{what} has shape {tuple(loss.shape)}, no examples; expected at least one")
+    if not loss.is_floating_point():
+        raise InputError(f"{what} has type {loss.dtype}; expected a floating-point type")
+    if loss.grad_fn is None:
+        raise InputError(
+            f"{what} has no graph to differentiate; compute it from parameters with requires_grad=True, "
+            "outside torch.no_grad(), and do not detach it"
+        )
+
+
+def _columns(losses: Tensor) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
+    if losses.dim() != 2 or losses.shape[1] == 0:
+        kind = "a single number: it is averaged already" if losses.dim() == 0 else f"of shape {tuple(losses.shape)}"
+        raise InputError(
+            f"losses is one tensor {kind}; expected [batch, tasks] with at least one task; a single task's losses of "
+            "shape [batch] go into a mapping or list"
+        )
+    _check_tensor("losses", losses)
+    columns = losses.shape[1]
+    names = tuple(map(str, range(columns)))
+    node = losses.grad_fn
+    assert node is not None
+    if type(node).__name__ == "StackBackward0" and node._saved_dim == 1:  # type: ignore[attr-defined]
+        # Before they were stacked, each task's losses had a graph of their own.
+        edges = node.next_functions
+        if len(edges) == columns and all(child is not None for child, _ in edges):
+            targets = tuple(Target(GradientEdge(child, output)) for child, output in edges)
+            return names, list(losses.unbind(1)), targets
+    return names, list(losses.unbind(1)), tuple(Target(losses, column, columns) for column in range(columns))
+
+
+def _mask(mask: Masks, names: tuple[str, ...], batch: int) -> Tensor:
+    expected = f"expected the structure of losses: {len(names)} boolean masks of shape [{batch}]"
+    if isinstance(mask, Tensor):
+        if tuple(mask.shape) != (batch, len(names)):
+            raise InputError(f"mask has shape {tuple(mask.shape)}; expected [batch, tasks] = ({batch}, {len(names)})")
+        parts = list(mask.unbind(1))
+    elif isinstance(mask, Mapping):
+        if set(map(str, mask)) != set(names):
+            raise InputError(f"mask has the tasks {_list(map(str, mask))}; losses has {_list(names)}; {expected}")
+        parts = [mask[name] for name in mask]
+        order = list(map(str, mask))
+        parts = [parts[order.index(name)] for name in names]
+    elif isinstance(mask, Sequence):
+        parts = list(mask)
+        if len(parts) != len(names):
+            raise InputError(f"mask has {len(parts)} entries for {len(names)} tasks; {expected}")
+    else:
+        raise InputError(f"mask is a {type(mask).__name__}; {expected}")
+    for name, part in zip(names, parts, strict=True):
+        if not isinstance(part, Tensor) or tuple(part.shape) != (batch,):
+            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise InputError(f"the mask of task {name!r} is {shape}; expected a boolean tensor of shape [{batch}]")
+        if part.dtype != torch.bool:
+            raise InputError(
+                f"the mask of task {name!r} has type {part.dtype}; expected torch.bool, True where a label exists: "
+                "pass e.g. mask.bool()"
+            )
+    return torch.stack(parts)
+
+
+def _weights(task_weights: TaskWeights | None, names: tuple[str, ...]) -> Tensor:
+    if task_weights is None:
+        return torch.ones(len(names), dtype=torch.float64)
+    if isinstance(task_weights, Mapping):
+        if set(map(str, task_weights)) != set(names):
+            raise InputError(
+                f"task_weights has the tasks {_list(map(str, task_weights))}; expected one factor for each of {_list(names)}"
+            )
+        given = {str(name): value for name, value in task_weights.items()}
+        values: Iterable[Any] = [given[name] for name in names]
+    elif isinstance(task_weights, Tensor) and task_weights.dim() != 1:
+        raise InputError(f"task_weights has shape {tuple(task_weights.shape)}; expected [{len(names)}]")
+    else:
+        values = task_weights
+    try:
+        weights = [float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"task_weights={task_weights!r}; expected one number for each of {_list(names)}") from error
+    if len(weights) != len(names):
+        raise InputError(f"task_weights has {len(weights)} entries; expected one for each of {_list(names)}")
+    if not all(map(math.isfinite, weights)):
+        raise InputError(f"task_weights={weights}; expected finite numbers")
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

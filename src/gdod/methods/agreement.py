@@ -1,0 +1,38 @@
+"""Which basis vectors tasks agree on, from the tasks' projections on them.
+
+Each function takes projections P [r, K] (basis vectors by tasks; numbers that count as zero are
+exactly zero) and returns a factor for each of them [r, K].
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def sign(projections: Tensor) -> Tensor:
+    """The paper's definition: kept where no two tasks point against each other."""
+    conflict = (projections > 0).any(1) & (projections < 0).any(1)
+    return (~conflict).to(projections).unsqueeze(1).expand_as(projections)
+
+
+def product(projections: Tensor) -> Tensor:
+    """Algorithm 1, line 4, as printed: kept where the product of the projections is not negative.
+
+    For an odd number of tasks the product changes its sign with the basis vector, whose sign is
+    arbitrary. Each vector is therefore turned first so that the projections' sum is not negative.
+    """
+    turned = projections * torch.where(projections.sum(1, keepdim=True) < 0, -1.0, 1.0)
+    kept = turned.sign().prod(1) >= 0
+    return kept.to(projections).unsqueeze(1).expand_as(projections)
+
+
+def majority(projections: Tensor) -> Tensor:
+    """Weighted-GDOD: with a positive and b negative projections, the larger side gets |a - b| / K."""
+    positive, negative = projections > 0, projections < 0
+    lead = (positive.sum(1) - negative.sum(1)).unsqueeze(1)  # a - b
+    winning = torch.where(lead > 0, positive, negative)
+    return winning * (lead.abs() / projections.shape[1])
+
+
+AGREEMENTS: dict[str, Callable[[Tensor], Tensor]] = {"sign": sign, "product": product}

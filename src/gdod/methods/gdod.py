@@ -1,0 +1,223 @@
+"""GDOD and Weighted-GDOD (Dong et al., "GDOD: Effective Gradient Descent using Orthogonal
+Decomposition for Multi-Task Learning", CIKM 2022, Algorithm 1 and section 4.7)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdod import decompositions
+from gdod.decompositions import DECOMPOSITIONS
+from gdod.errors import InputError
+from gdod.methods import agreement as agreements
+from gdod.methods.checks import check_choice, check_positive
+from gdod.methods.gram import Gram
+from gdod.methods.method import Method, Weights, gram_of_rows
+
+# A projection below this share of its task's gradient counts as zero. Zero agrees with everything.
+_ZERO = 1e-10
+# How far rounding in the Gram matrix may move the update, relative to it and to the plain sum,
+# before the matrix is asked for again in float64.
+_DRIFT_OF_UPDATE = 3e-5
+_DRIFT_OF_SUM = 3e-7
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Task gradients on a basis of the rows' span."""
+
+    basis: Tensor  # B, orthonormal rows [r, D]
+    projections: Tensor  # of each task on each basis vector [r, K]
+    kept: Tensor  # g_i^sh [K, D]
+    conflict: Tensor  # g_i^con [K, D]
+
+    @property
+    def update(self) -> Tensor:
+        return self.kept.sum(0)
+
+
+class _OnBasis(Method):
+    """Decompose all task gradients on a basis of their rows' span, scale the projections, add up."""
+
+    def __init__(self, groups: int | None, decomposition: str, rank: int | None, seed: int | torch.Generator) -> None:
+        if groups is not None:
+            check_positive("groups", groups)
+        if rank is not None:
+            check_positive("rank", rank)
+        check_choice("decomposition", decomposition, DECOMPOSITIONS)
+        if not isinstance(seed, torch.Generator) and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InputError(f"seed={seed!r}; expected a whole number or a torch.Generator")
+        self.groups = groups
+        self.decomposition = decomposition
+        self.rank = rank
+        self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        self.scale: Callable[[Tensor], Tensor] = agreements.sign
+
+    def weigh(self, gram: Gram) -> Weights:
+        if gram.tasks == 1 and self.rank is None and self.decomposition != "random":
+            return self._all_kept(gram)
+        if self.decomposition == "svd":
+            return self._weigh_svd(gram)
+        if gram.error > 1e-12:  # the other bases have no estimate of what rounding did
+            return Weights(gram.averages.sum(0), reliable=False)
+        return self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
+
+    def decompose(self, rows: Tensor, *, averages: Tensor | None = None) -> Decomposition:
+        """Kept and conflicting part of each task gradient, from rows [groups, tasks, D]."""
+        gram, flat = gram_of_rows(rows, averages)
+        if self.decomposition == "random":
+            rank = min(self.rank or len(flat), flat.shape[1])
+            drawn = torch.randn(rank, flat.shape[1], dtype=torch.float64, generator=self.generator)
+            basis = torch.linalg.qr(drawn.T).Q.T
+        else:
+            basis = self._basis(gram) @ flat
+        projections = basis @ (gram.averages @ flat).T  # [r, K]
+        factors = self.scale(_rounded(projections, gram.norms))
+        kept = (factors * projections).T @ basis
+        conflict = ((1 - factors) * projections).T @ basis
+        return Decomposition(basis, projections, kept, conflict)
+
+    def from_rows(self, rows: Tensor, *, averages: Tensor | None = None) -> Tensor:
+        if self.decomposition == "random":
+            return self.decompose(rows, averages=averages).update.to(rows.dtype)
+        return super().from_rows(rows, averages=averages)
+
+    def _basis(self, gram: Gram) -> Tensor:
+        """A [r, N]"""
+        if self.decomposition == "qr":
+            return decompositions.qr(gram.matrix, self.rank, gram.tolerance)
+        if self.decomposition == "randomized":
+            return decompositions.randomized(gram.matrix, self.rank, gram.tolerance, self.generator)
+        return decompositions.svd(gram.matrix, self.rank, gram.tolerance)
+
+    def _all_kept(self, gram: Gram) -> Weights:
+        one = torch.ones((), dtype=torch.float64)
+        return Weights(gram.averages.sum(0), directions_kept=one, energy_kept=one)
+
+    def _weigh_basis(self, gram: Gram, basis: Tensor) -> Weights:
+        projections = basis @ gram.matrix @ gram.averages.T  # p_i = A G c_i [r, K]
+        factors = self.scale(_rounded(projections, gram.norms))
+        rows = ((factors * projections).sum(1)) @ basis
+        return Weights(rows, rank=len(basis), **_shares(factors, projections))
+
+    def _weigh_random(self, gram: Gram) -> Weights:
+        """Basis vectors drawn from the whole space: the update is a combination of those vectors."""
+        if gram.random_rows is None:
+            raise InputError(
+                "decomposition='random' draws vectors outside the rows' span, which a Gram matrix cannot tell; "
+                "use from_rows or gdod.backward"
+            )
+        source = gram.random_rows()
+        with_tasks, among = source.draw(self.rank or len(gram.matrix), self.generator)  # Z gᵢ [r, K], Z Zᵀ [r, r]
+        factor = torch.linalg.cholesky(among)
+        projections = torch.linalg.solve_triangular(factor, with_tasks, upper=False)
+        factors = self.scale(_rounded(projections, gram.norms))
+        along = (factors * projections).sum(1, keepdim=True)
+        weights = torch.linalg.solve_triangular(factor.T, along, upper=True).squeeze(1)
+        nothing = torch.zeros_like(gram.averages[0])
+        return Weights(nothing, random_rows=(source, weights), rank=len(among), **_shares(factors, projections))
+
+    def _weigh_svd(self, gram: Gram) -> Weights:
+        """For the SVD the singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
+        found = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
+        values, vectors = found.values, found.vectors
+        along = vectors.T @ gram.averages.T  # Uᵀ cᵢ [r, K]
+        projections = values.sqrt().unsqueeze(1) * along
+        factors = self.scale(_rounded(projections, gram.norms))
+        exact = gram.error <= 1e-12 or len(values) == 0
+        if not exact and not self._is_reliable(gram, values, along, factors):
+            return Weights(gram.averages.sum(0), reliable=False)
+        rows = vectors @ (factors * along).sum(1)
+        return Weights(rows, rank=len(values), **_shares(factors, projections))
+
+    def _is_reliable(self, gram: Gram, values: Tensor, along: Tensor, factors: Tensor) -> bool:
+        """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
+
+        First-order perturbation theory: an error of size e turns eigenvector a towards b by
+        e / (λ_a - λ_b), which matters where a and b are scaled differently; it may also turn a
+        projection's sign; and eigenvalues near e are not to be trusted at all.
+        """
+        error = gram.error * float(gram.matrix.diagonal().max())
+        turn = (error / (values.unsqueeze(1) - values.unsqueeze(0)).abs().clamp(min=error)) ** 2
+        turn.fill_diagonal_(0)
+        square = along**2
+        spread = turn @ square  # squared error of Uᵀ cᵢ
+        moved = factors**2 * spread - 2 * factors * (turn @ (factors * square)) + turn @ (factors**2 * square)
+        whole = along.abs().sum(1) ** 2  # what is at stake if a vector is kept or dropped by mistake
+        doubtful = (square < 16 * spread).any(1) | (values < 64 * error)
+        drift = (values * moved.sum(1)).sum() + (values * whole)[doubtful].sum()
+        if self.rank is None:  # what lies along directions taken for rounding errors
+            drift += gram.tolerance * values[0] * (gram.averages.square().sum() - square.sum()).clamp(min=0)
+        update = float((values * (factors * along).sum(1) ** 2).sum())
+        plain = float(gram.of_tasks.sum())
+        return float(drift) <= max(_DRIFT_OF_UPDATE**2 * update, _DRIFT_OF_SUM**2 * plain)
+
+
+class GDOD(_OnBasis):
+    """Keeps of every task gradient only what lies along basis vectors on which the tasks agree.
+
+    Args:
+        groups: into how many groups of consecutive examples a batch is cut; each gives one row a
+            task. None: one group for each example. More groups than examples: one for each.
+        decomposition: the basis: "svd" (the paper's), "qr", "randomized", or "random" (vectors of
+            the whole parameter space; an ablation, slow).
+        agreement: "sign": the tasks' projections have no opposite signs (the paper's definition);
+            "product": their product is not negative (its Algorithm 1 as printed). The two differ
+            from three tasks on.
+        rank: use at most this many basis vectors.
+        seed: of the random decompositions; a number or a `torch.Generator`.
+    """
+
+    def __init__(
+        self,
+        groups: int | None = 16,
+        decomposition: str = "svd",
+        agreement: str = "sign",
+        rank: int | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> None:
+        super().__init__(groups, decomposition, rank, seed)
+        check_choice("agreement", agreement, tuple(agreements.AGREEMENTS))
+        self.agreement = agreement
+        self.scale = agreements.AGREEMENTS[agreement]
+
+    def __repr__(self) -> str:
+        return (
+            f"GDOD(groups={self.groups}, decomposition={self.decomposition!r}, agreement={self.agreement!r}, "
+            f"rank={self.rank})"
+        )
+
+
+class WeightedGDOD(_OnBasis):
+    """Keeps along each basis vector the side that more tasks are on, weighted by its lead.
+
+    With a tasks on the positive and b on the negative side of K, the larger side's projections get
+    the weight |a - b| / K, the others zero. Options as in `GDOD`.
+    """
+
+    def __init__(
+        self,
+        groups: int | None = 16,
+        decomposition: str = "svd",
+        rank: int | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> None:
+        super().__init__(groups, decomposition, rank, seed)
+        self.scale = agreements.majority
+
+    def __repr__(self) -> str:
+        return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
+
+
+def _rounded(projections: Tensor, norms: Tensor) -> Tensor:
+    return torch.where(projections.abs() <= _ZERO * norms, 0.0, projections)
+
+
+def _shares(factors: Tensor, projections: Tensor) -> dict[str, Tensor]:
+    total = projections.square().sum()
+    kept = (factors * projections).square().sum()
+    return {
+        "directions_kept": (factors > 0).any(1).double().mean() if len(factors) else torch.ones((), dtype=torch.float64),
+        "energy_kept": torch.where(total > 0, kept / total, 1.0),
+    }

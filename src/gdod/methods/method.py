@@ -1,0 +1,90 @@
+"""What every method is: a way from the rows' Gram matrix to a weight for each row."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdod.errors import InputError
+from gdod.methods.gram import Gram, RandomRows
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The update is the sum of the rows, each times its weight."""
+
+    rows: Tensor  # [N]
+    reliable: bool = True  # False: the Gram matrix was too inexact to tell
+    random_rows: tuple[RandomRows, Tensor] | None = None  # in place of rows: vectors drawn, their weights
+    rank: int | None = None
+    directions_kept: Tensor | None = None  # share of basis vectors, 0-d
+    energy_kept: Tensor | None = None  # share of the task gradients' squared length, 0-d
+
+
+class Method(ABC):
+    """Combines task gradients into one update of the shared parameters."""
+
+    groups: int | None = 1
+    """Into how many groups a batch is cut; None: one for each example."""
+
+    @abstractmethod
+    def weigh(self, gram: Gram) -> Weights:
+        """The rows' weights."""
+
+    def from_gram(self, gram: Tensor, *, tasks: int, averages: Tensor | None = None) -> Weights:
+        """Row weights from a Gram matrix [N, N] of rows ordered group by group (row g * tasks + i).
+
+        ``averages`` [tasks, N] says how rows average to task gradients; by default all groups count
+        the same.
+        """
+        return self.weigh(_checked(gram, tasks, averages))
+
+    def from_rows(self, rows: Tensor, *, averages: Tensor | None = None) -> Tensor:
+        """The update [D] from rows [groups, tasks, D]."""
+        gram, flat = gram_of_rows(rows, averages)
+        weights = self.weigh(gram)
+        update = weights.rows @ flat
+        return update.to(rows.dtype)
+
+
+def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Tensor]:
+    """The Gram matrix of rows [groups, tasks, D], and the rows as a float64 matrix."""
+    if rows.dim() != 3 or not rows.is_floating_point():
+        raise InputError(
+            f"rows has shape {tuple(rows.shape)} and type {rows.dtype}; expected floating-point [groups, tasks, parameters]"
+        )
+    if not bool(rows.isfinite().all()):
+        raise InputError("rows holds numbers that are not finite; remove them first")
+    flat = rows.detach().to("cpu", torch.float64).flatten(0, 1)
+    if averages is None:
+        averages = mean_over_groups(*rows.shape[:2])
+    return _checked(flat @ flat.T, rows.shape[1], averages, torch.finfo(rows.dtype).eps), flat
+
+
+def mean_over_groups(groups: int, tasks: int) -> Tensor:
+    """C [K, N] for groups of equal size."""
+    return torch.eye(tasks, dtype=torch.float64).repeat(1, groups) / max(groups, 1)
+
+
+def _checked(gram: Tensor, tasks: int, averages: Tensor | None, row_error: float | None = None) -> Gram:
+    if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or not gram.is_floating_point():
+        raise InputError(f"gram has shape {tuple(gram.shape)} and type {gram.dtype}; expected a floating-point [N, N]")
+    if tasks < 1 or len(gram) == 0 or len(gram) % tasks:
+        raise InputError(
+            f"gram has {len(gram)} rows for tasks={tasks}; expected a positive multiple: one row for each group and task"
+        )
+    if not bool(gram.isfinite().all()):
+        raise InputError("gram holds numbers that are not finite; remove them first")
+    if averages is None:
+        averages = mean_over_groups(len(gram) // tasks, tasks)
+    elif tuple(averages.shape) != (tasks, len(gram)):
+        raise InputError(f"averages has shape {tuple(averages.shape)}; expected [tasks, N] = ({tasks}, {len(gram)})")
+    eps = torch.finfo(gram.dtype).eps
+    matrix = gram.detach().to("cpu", torch.float64)
+    return Gram(
+        (matrix + matrix.T) / 2,
+        averages.detach().to("cpu", torch.float64),
+        row_error=eps if row_error is None else row_error,
+        error=eps,
+    )

@@ -1,0 +1,61 @@
+"""A block holds the rows of one or more parameters: their Gram matrix, and their weighted sum.
+
+Gram matrices are returned in the precision of the rows, or in float64 where that is asked for.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gdod.rows.views import undo
+
+Chain = Sequence[tuple[Node, int]]
+
+
+class Block(ABC):
+    @abstractmethod
+    def gram(self, precise: bool) -> Tensor:
+        """Inner products of the rows. [N, N]"""
+
+    @abstractmethod
+    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter with the weighted sum of its rows, from weights [N]."""
+
+
+class Dense(Block):
+    """Rows as they are: a matrix."""
+
+    def __init__(self, parameter: Tensor, rows: Tensor, shape: Sequence[int], chain: Chain) -> None:
+        self.parameter = parameter
+        self.rows = rows  # [N, numel]
+        self.shape = shape  # of the viewed parameter
+        self.chain = chain
+
+    def gram(self, precise: bool) -> Tensor:
+        return symmetric_product(self.rows.double() if precise else self.rows)
+
+    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        grad = (weights.to(self.rows.dtype) @ self.rows).view(self.shape)
+        return [(self.parameter, undo(self.chain, grad))]
+
+
+# Below this many rows one product is quicker than the blocks of its upper triangle.
+_SPLIT_ROWS = 64
+
+
+def symmetric_product(rows: Tensor) -> Tensor:
+    """``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
+    count = len(rows)
+    if count < _SPLIT_ROWS:
+        return rows @ rows.T
+    half = count // 2
+    gram = rows.new_empty(count, count)
+    upper, lower = rows[:half], rows[half:]
+    gram[:half, :half] = symmetric_product(upper)
+    gram[half:, half:] = symmetric_product(lower)
+    torch.mm(upper, lower.T, out=gram[:half, half:])
+    gram[half:, :half] = gram[:half, half:].T
+    return gram

@@ -1,0 +1,377 @@
+"""From losses to rows: walk the graph, run one backward pass a task, sort what comes out into blocks."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gdod.errors import InputError, MixingWarning
+from gdod.rows.blocks import Block, Chain, Dense
+from gdod.rows.contraction import Contraction, Products
+from gdod.rows.cotangent import Cotangent, working
+from gdod.rows.graph import Graph, walk
+from gdod.rows.groups import Groups, Owner
+from gdod.rows.lookup import Entries, Tables
+from gdod.rows.ownership import factors, owners
+from gdod.rows.plan import Assignment, Place, Plan, plan_for
+from gdod.rows.random_rows import RandomRows
+from gdod.rows.recipe import Located, Parameter, Recipe, make_recipe
+from gdod.rows.views import output_shape, undo
+
+
+@dataclass(frozen=True)
+class Target:
+    """Per-example losses of one task: a tensor [batch] in the graph, or a column of one [batch, tasks]."""
+
+    output: Tensor | GradientEdge
+    column: int | None = None
+    columns: int = 0
+
+    @property
+    def node(self) -> Node:
+        return self.output.node if isinstance(self.output, GradientEdge) else self.output.grad_fn  # type: ignore[return-value]
+
+    def seed(self, values: Tensor) -> Tensor:
+        """What to start a backward pass with, from one number an example."""
+        if self.column is None:
+            return values
+        seed = values.new_zeros(len(values), self.columns)
+        seed[:, self.column] = values
+        return seed
+
+
+@dataclass(frozen=True)
+class SlowPath:
+    """A parameter whose rows took a backward pass each, and why."""
+
+    parameter: Tensor
+    reason: str
+
+
+@dataclass
+class Rows:
+    """Rows of all shared parameters, ordered group by group: row ``g * tasks + i``.
+
+    A row here is the gradient of the *part* of task i's weighted mean loss that group g contributes,
+    so that the rows of a task add up to its gradient.
+    """
+
+    groups: Groups
+    tasks: int
+    blocks: list[Block]
+    shared: tuple[Tensor, ...]
+    private: list[tuple[Tensor, Tensor]]
+    slow: tuple[SlowPath, ...]
+    passes: int
+
+    def gram(self, precise: bool) -> Tensor:
+        """Inner products of the rows, as float64 on the CPU. [N, N]"""
+        count = self.groups.count * self.tasks
+        gram = torch.zeros(count, count, dtype=torch.float64)
+        for block in self.blocks:
+            gram += block.gram(precise).to("cpu", torch.float64)
+        return gram
+
+    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Shared parameters with the weighted sum of their rows."""
+        return [pair for block in self.blocks for pair in block.combine(weights)]
+
+    def random_rows(self, averages: Tensor) -> RandomRows:
+        """A source of random vectors beside the task gradients, which average rows by ``averages`` [K, N]."""
+        return RandomRows([self.combine((share > 0).double()) for share in averages])
+
+    @property
+    def precision(self) -> float:
+        """Relative rounding error of the rows."""
+        half = (torch.bfloat16, torch.float16)
+        dtypes = {torch.float32 if p.dtype in half else p.dtype for p in self.shared}
+        return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
+
+
+def collect(
+    targets: Sequence[Target],
+    seeds: Tensor,
+    groups: Groups,
+    shared: Sequence[Tensor] | None,
+    retain_graph: bool,
+) -> Rows:
+    """Runs the backward passes. ``seeds`` [K, B]: the weight of each example in its task's mean."""
+    graph = walk([target.node for target in targets])
+    index = {node: number for number, node in enumerate(graph.nodes)}
+    named = None if shared is None else frozenset(map(id, shared))
+    plan = plan_for(graph, [index[target.node] for target in targets], groups.examples, named)
+    _check(graph, plan, shared)
+    recipe = _recipe(graph, plan, targets, seeds, groups.examples)
+    _warn_of_mixing(graph, recipe, len(plan.shared))
+    collection = _Collection(graph, plan, recipe, groups)
+    collection.run(targets, seeds, retain_graph)
+    return Rows(
+        groups=groups,
+        tasks=len(targets),
+        blocks=list(collection.blocks()),
+        shared=tuple(graph.leaf(parameter.leaf) for parameter in plan.shared),
+        private=[(graph.leaf(leaf), grad) for leaf, grad in collection.private.items()],
+        slow=tuple(SlowPath(graph.leaf(slow.parameter.leaf), slow.reason) for slow in recipe.slow),
+        passes=collection.passes,
+    )
+
+
+_WARNED = WeakTensorKeyDictionary()
+
+
+def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
+    """Once for a model."""
+    mixed = [graph.leaf(slow.parameter.leaf) for slow in recipe.slow if slow.mixes]
+    if mixed and not any(parameter in _WARNED for parameter in mixed):
+        warnings.warn(
+            f"examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...): "
+            f"{len(mixed)} of {shared} "
+            "shared parameters need a backward pass for each row. The result is exact, the step slower; "
+            "layer norm in place of batch norm avoids it",
+            MixingWarning,
+            stacklevel=4,
+        )
+    for parameter in mixed:
+        _WARNED[parameter] = True
+
+
+def _check(graph: Graph, plan: Plan, shared: Sequence[Tensor] | None) -> None:
+    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in graph.nodes):
+        raise InputError(
+            "the model uses reentrant gradient checkpointing, which hides its parameters from the graph of the "
+            "losses; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
+        )
+    if shared is not None:
+        reached = {id(graph.leaf(parameter.leaf)) for parameter in plan.shared}
+        for number, parameter in enumerate(shared):
+            if id(parameter) not in reached:
+                raise InputError(
+                    f"no loss reaches parameter {number} of shared=, of shape {tuple(parameter.shape)}; "
+                    "pass only parameters that the losses depend on"
+                )
+
+
+# Checks of ownership repeat after 1, 2, 4, 8, ... steps of one structure, so that an unlucky first
+# batch (dead units, a random choice in the model) cannot settle it for good.
+def _recipe(graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, examples: int) -> Recipe:
+    shapes = tuple(output_shape(graph.nodes[number], 0) for number in plan.nodes)
+    assignment = plan.assignments.setdefault(shapes, Assignment())
+    visits = assignment.visits = assignment.visits + 1
+    if assignment.recipe is None or plan.volatile or not assignment.settled or visits & (visits - 1) == 0:
+        if examples == 1:
+            assignment.owners = {
+                number: [Owner(dim, size) for dim, size in enumerate(shape)]
+                for number, shape in zip(plan.nodes, shapes, strict=True)
+            }
+            assignment.settled = True
+        elif plan.nodes:
+            _probe(graph, plan, assignment, targets, seeds, examples)
+        by_node = dict(zip(plan.nodes, shapes, strict=True))
+        assignment.recipe = make_recipe(graph, plan, assignment.owners, by_node, examples)
+    return assignment.recipe
+
+
+def _probe(
+    graph: Graph, plan: Plan, assignment: Assignment, targets: Sequence[Target], seeds: Tensor, examples: int
+) -> None:
+    generator = torch.Generator().manual_seed(assignment.visits)
+    factor = factors(examples, generator).to(seeds)
+    tasks = (0.5 + torch.rand(len(targets), generator=generator)).to(seeds)
+    edges = [GradientEdge(graph.nodes[number], 0) for number in plan.nodes]
+
+    def cotangents(examples: Tensor) -> Sequence[Tensor | None]:
+        values = [target.seed(task * examples) for target, task in zip(targets, tasks, strict=True)]
+        return _grad([target.output for target in targets], edges, values, retain_graph=True)
+
+    plain, scaled = cotangents(torch.ones_like(factor)), cotangents(factor)
+    assignment.settled = True
+    for number, one, other in zip(plan.nodes, plain, scaled, strict=True):
+        found = [] if one is None or other is None else owners(one, other, factor)
+        assignment.settled &= len(found) <= 1
+        known = assignment.owners.get(number, found)
+        # An assignment that holds on this batch, too, is narrowed down; one that does not is dropped.
+        assignment.owners[number] = [owner for owner in found if owner in known] or found
+
+
+def _grad(
+    outputs: Sequence[Tensor | GradientEdge],
+    inputs: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    retain_graph: bool,
+) -> Sequence[Tensor | None]:
+    try:
+        return torch.autograd.grad(outputs, inputs, seeds, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if "donated buffer" not in str(error):
+            raise
+        raise InputError(
+            "the compiled model allows a single backward pass, and one a task is needed; set "
+            "torch._functorch.config.donated_buffer = False before torch.compile, or leave the model uncompiled"
+        ) from error
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Hooks of a parameter are to see its whole gradient once, when it is accumulated."""
+    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+    for parameter, _ in hooked:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, hooks in hooked:
+            parameter._backward_hooks = hooks
+
+
+class _Collection:
+    """The backward passes over one graph, and what they leave."""
+
+    def __init__(self, graph: Graph, plan: Plan, recipe: Recipe, groups: Groups) -> None:
+        self.graph, self.plan, self.recipe, self.groups = graph, plan, recipe, groups
+        self.tasks = len(plan.private)
+        self.deltas: dict[int, list[Tensor | None]] = {}
+        self.rows: dict[int, list[Tensor | None]] = {}
+        self.private: dict[int, Tensor] = {}
+        self.passes = 0
+        # What nodes saved is read now: the last pass may free it.
+        tables = [slow.parameter for slow in recipe.slow if slow.is_table]
+        products = [parameter for pair in recipe.products for parameter in pair[:1]]
+        self.loaded = {
+            (parameter.leaf, number): at.place.use.load(graph.nodes[at.place.node])
+            for parameter in (*products, *recipe.tables, *recipe.others, *tables)
+            for number, at in enumerate(parameter.located)
+        }
+
+    def run(self, targets: Sequence[Target], seeds: Tensor, retain_graph: bool) -> None:
+        """One pass a task; and, for parameters on the slow path, one pass a row."""
+        nodes = self.recipe.nodes
+        edges: list[Tensor | GradientEdge] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
+        self.deltas = {number: [None] * self.tasks for number in nodes}
+        jobs = [task for task in range(self.tasks) if seeds[task].any()]
+        rows = self._slow_rows(seeds) if self.recipe.slow else []
+        for task in jobs:
+            leaves = self.plan.private[task]
+            inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
+            if not inputs:
+                continue
+            keep = retain_graph or bool(rows) or task != jobs[-1]
+            target = targets[task]
+            with _without_hooks([self.graph.leaf(leaf) for leaf in leaves]):
+                found = _grad([target.output], inputs, [target.seed(seeds[task])], keep)
+            self.passes += 1
+            for number, delta in zip(nodes, found, strict=False):
+                self.deltas[number][task] = delta
+            for leaf, grad in zip(leaves, found[len(nodes) :], strict=True):
+                if grad is not None:
+                    self.private[leaf] = self.private[leaf] + grad if leaf in self.private else grad
+        if rows:
+            self._run_rows(targets, rows, retain_graph)
+
+    def _slow_rows(self, seeds: Tensor) -> list[tuple[int, int, Tensor]]:
+        """(row, task, seed) for each row that is not empty."""
+        rows = []
+        for start, count, size in self.groups.runs():
+            for group in range(count):
+                first = start + group * size
+                inside = torch.zeros_like(seeds)
+                inside[:, first : first + size] = seeds[:, first : first + size]
+                number = int(self.groups.of_example[first])
+                rows += [(number * self.tasks + task, task, inside[task]) for task in range(self.tasks) if inside[task].any()]
+        return rows
+
+    def _run_rows(self, targets: Sequence[Target], rows: list[tuple[int, int, Tensor]], retain_graph: bool) -> None:
+        slow = self.recipe.slow
+        nodes = tuple(dict.fromkeys(at.place.node for s in slow if s.is_table for at in s.parameter.located))
+        leaves = tuple(s.parameter.leaf for s in slow if not s.is_table)
+        inputs = [*(GradientEdge(self.graph.nodes[n], 0) for n in nodes), *(self.graph.leaf(leaf) for leaf in leaves)]
+        count = self.groups.count * self.tasks
+        self.rows = {number: [None] * count for number in (*nodes, *leaves)}
+        with _without_hooks([self.graph.leaf(leaf) for leaf in leaves]):
+            for row, task, seed in rows:
+                keep = retain_graph or row != rows[-1][0]
+                found = _grad([targets[task].output], inputs, [targets[task].seed(seed)], keep)
+                self.passes += 1
+                for number, grad in zip((*nodes, *leaves), found, strict=True):
+                    self.rows[number][row] = grad
+
+    def blocks(self) -> Iterator[Block]:
+        yield from self._products()
+        yield from self._tables([(parameter, self.deltas, self.groups) for parameter in self.recipe.tables])
+        for parameter in self.recipe.others:
+            yield from self._other(parameter)
+        yield from self._tables([(s.parameter, self.rows, Groups(1, 1)) for s in self.recipe.slow if s.is_table])
+        for s in self.recipe.slow:
+            if not s.is_table:
+                yield from self._direct(s.parameter.leaf)
+
+    def _cotangent(self, at: Located) -> Cotangent | None:
+        return Cotangent.of(self.deltas[at.place.node], self.groups, at.owner)
+
+    def _viewed(self, parameter: Parameter) -> tuple[Tensor, torch.Size, Chain]:
+        place = parameter.located[0].place
+        return self.graph.leaf(parameter.leaf), place.shape, self._chain(place)
+
+    def _chain(self, place: Place) -> Chain:
+        return [(self.graph.nodes[number], output) for number, output in place.chain]
+
+    def _products(self) -> Iterator[Block]:
+        for weight, bias in self.recipe.products:
+            uses = []
+            for number, at in enumerate(weight.located):
+                cotangent = self._cotangent(at)
+                if cotangent is not None:
+                    assert isinstance(at.place.use, Contraction)
+                    uses.append((at.place.use, self.loaded[weight.leaf, number], cotangent))
+            if uses:
+                yield Products(uses, self._viewed(weight), None if bias is None else self._viewed(bias))
+
+    def _tables(
+        self, parameters: list[tuple[Parameter, dict[int, list[Tensor | None]], Groups]]
+    ) -> Iterator[Block]:
+        """Tables of one width and kind share a block."""
+        kinds: dict[tuple[object, ...], list[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]] = {}
+        for parameter, deltas, groups in parameters:
+            table, uses, sparse = self.graph.leaf(parameter.leaf), [], False
+            for number, at in enumerate(parameter.located):
+                cotangent = Cotangent.of(deltas[at.place.node], groups, at.owner)
+                if cotangent is not None:
+                    uses.append((self.loaded[parameter.leaf, number], cotangent))
+                    sparse = self.graph.nodes[at.place.node]._saved_sparse  # type: ignore[attr-defined]
+            if uses:
+                kind = (table.shape[1], table.device, uses[0][1].passes[0].dtype)
+                kinds.setdefault(kind, []).append((table, sparse, uses))
+        for tables in kinds.values():
+            yield Tables(tables)
+
+    def _other(self, parameter: Parameter) -> Iterator[Block]:
+        """Rows as a matrix; of several uses in the parameter's own shape, so that they can be added."""
+        leaf, shape, chain = self._viewed(parameter)
+        several, total = len(parameter.located) > 1, None
+        for number, at in enumerate(parameter.located):
+            cotangent = self._cotangent(at)
+            if cotangent is None:
+                continue
+            rows = at.place.use.rows(self.loaded[parameter.leaf, number], cotangent, at.place.shape)
+            if several:
+                views = self._chain(at.place)
+                rows = torch.stack([undo(views, row).to(rows.dtype) for row in rows]) if views else rows
+                total = rows if total is None else total + rows
+            else:
+                total = rows
+        if total is not None and several:
+            shape, chain = leaf.shape, []
+        if total is not None:
+            yield Dense(leaf, total.reshape(len(total), -1), shape, chain)
+
+    def _direct(self, leaf: int) -> Iterator[Block]:
+        parameter = self.graph.leaf(leaf)
+        rows = [None if row is None else row.to_dense() if row.is_sparse else row for row in self.rows[leaf]]
+        cotangent = Cotangent.of(rows, Groups(1, 1), Owner(0, 1))
+        if cotangent is not None:
+            stacked = working(torch.stack(cotangent.passes)).reshape(cotangent.rows, -1)
+            yield Dense(parameter, stacked, parameter.shape, [])

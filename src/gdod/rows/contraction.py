@@ -1,0 +1,188 @@
+"""Matrix products with a parameter: linear layers, `x @ W`, stacked experts in `bmm` or `einsum`.
+
+The row of such a parameter is a product of activations X and cotangents D, summed over the examples
+of a group. Either the rows are materialised, or their inner products are taken from those of the
+factors, (X Xᵀ) ∘ (D Dᵀ) summed over blocks (the "ghost" product), whichever costs less.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gdod.rows.blocks import Block, Chain, symmetric_product
+from gdod.rows.cotangent import Cotangent, working
+from gdod.rows.groups import Owner
+from gdod.rows.views import undo
+
+# Elements of the largest intermediate of a ghost product.
+_GHOST_CHUNK = 2**22
+# What reading or writing a number costs, in multiplications.
+_TRAFFIC = 8
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A use of a parameter W in ``X W`` (or in ``W X``, if ``left``), batched or not."""
+
+    left: bool
+    saved: str  # where the node keeps X
+    scale: str | None = None  # where it keeps a factor of the product
+    vector: bool = False  # W is a vector in ``X @ W``
+
+    def summed(self, dims: int) -> int:
+        """The dimension of the cotangent that the gradient of W sums over."""
+        return dims - 1 if self.left or self.vector else dims - 2
+
+    def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
+        return owner.dim == self.summed(len(shape))
+
+    def load(self, node: Node) -> Tensor:
+        """X as [E, M, in]: experts (1 without a batch dimension), places to sum over, features."""
+        x: Tensor = getattr(node, self.saved)
+        if self.scale is not None and (scale := getattr(node, self.scale)) != 1:
+            x = x * scale
+        return working(self._sum_second(x))
+
+    def cotangent(self, cotangent: Cotangent) -> Tensor:
+        """All passes side by side. [E, M, K * out]"""
+        if self.vector:
+            return working(torch.stack(cotangent.passes, -1)).unsqueeze(0)
+        return working(torch.cat([self._sum_second(delta) for delta in cotangent.passes], -1))
+
+    def _sum_second(self, x: Tensor) -> Tensor:
+        if self.left:
+            x = x.transpose(-1, -2)
+        return x if x.dim() == 3 else x.unsqueeze(0)
+
+    def rows(self, x: Tensor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
+        """Rows of the viewed parameter, in its own shape. [N, *shape]"""
+        rows = _rows(_by_group(x, cotangent), _by_group(self.cotangent(cotangent), cotangent), len(x), cotangent.tasks)
+        return self.oriented(rows, (len(x), -1, x.shape[-1])).reshape(len(rows), *shape)
+
+    def oriented(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """From [..., E * out * in] to [..., E, in, out], or to [..., E, out, in] if W is on the left."""
+        rows = rows.unflatten(-1, shape)
+        return rows if self.left else rows.transpose(-1, -2)
+
+
+def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
+    """From [E, M, f] to one [groups * E, places of a group, f] for each run of equal groups."""
+    owner, groups = cotangent.owner, cotangent.groups
+    x = x.unflatten(1, (-1, groups.examples, owner.inner))  # [E, outer, B, inner, f]
+    return [
+        x[:, :, start : start + count * size]
+        .unflatten(2, (count, size))  # [E, outer, groups, size, inner, f]
+        .permute(2, 0, 1, 3, 4, 5)
+        .reshape(count * len(x), -1, x.shape[-1])
+        for start, count, size in groups.runs()
+    ]
+
+
+def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tensor:
+    """[N, E * out * in]"""
+    parts = []
+    for x, d in zip(xs, ds, strict=True):
+        part = torch.bmm(d.transpose(1, 2), x)  # [g * E, K * out, in]
+        part = part.view(len(d) // experts, experts, tasks, -1).transpose(1, 2)  # [g, K, E, out * in]
+        parts.append(part.reshape(len(d) // experts * tasks, -1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Products(Block):
+    """A weight used in one or more contractions, with the bias added there, if any."""
+
+    def __init__(
+        self,
+        uses: list[tuple[Contraction, Tensor, Cotangent]],
+        weight: tuple[Tensor, torch.Size, Chain],
+        bias: tuple[Tensor, torch.Size, Chain] | None,
+    ) -> None:
+        self.use, _, cotangent = uses[0]
+        self.weight, self.bias = weight, bias
+        self.tasks = cotangent.tasks
+        self.groups = cotangent.groups
+        self.experts = len(uses[0][1])
+        # For each run of equal groups: [groups * E, places, in] and [groups * E, places, K * out].
+        self.xs = _join([_by_group(x, cotangent) for _, x, cotangent in uses])
+        self.ds = _join([_by_group(use.cotangent(cotangent), cotangent) for use, _, cotangent in uses])
+        self.rows: Tensor | None = None
+        self.bias_rows: Tensor | None = None
+        if self._rows_are_cheaper():
+            self.rows = _rows(self.xs, self.ds, self.experts, self.tasks)
+            if bias is not None:
+                self.bias_rows = torch.cat([d.sum(1).view(len(d) * self.tasks, -1) for d in self.ds])
+
+    def _rows_are_cheaper(self) -> bool:
+        if self.experts > 1:
+            return True
+        places = sum(x.shape[0] * x.shape[1] for x in self.xs)
+        inputs, outputs = self.xs[0].shape[-1], self.ds[0].shape[-1] // self.tasks
+        count, size = self.groups.count * self.tasks, inputs * outputs
+        rows = places * self.tasks * size + count**2 * size // 2 + 3 * _TRAFFIC * count * size
+        ghost = places**2 * inputs + (places * self.tasks) ** 2 * (outputs + 3 * _TRAFFIC)
+        return rows <= ghost
+
+    def gram(self, precise: bool) -> Tensor:
+        if self.rows is None:
+            return self._ghost(torch.float64 if precise else self.xs[0].dtype)
+        gram = symmetric_product(self.rows.double() if precise else self.rows)
+        if self.bias_rows is not None:
+            gram += symmetric_product(self.bias_rows.double() if precise else self.bias_rows)
+        return gram
+
+    def _ghost(self, dtype: torch.dtype) -> Tensor:
+        tasks, groups = self.tasks, self.groups.count
+        gram = torch.zeros(groups, tasks, groups, tasks, dtype=dtype, device=self.xs[0].device)
+        one = 0 if self.bias is None else 1
+        xs = [x.to(dtype) for x in self.xs]  # [g, places, in]
+        ds = [d.to(dtype).unflatten(-1, (tasks, -1)) for d in self.ds]  # [g, places, K, out]
+        row = 0
+        for x, d in zip(xs, ds, strict=True):
+            step = max(1, _GHOST_CHUNK // max(1, x.shape[1] * tasks * sum(y.shape[0] * y.shape[1] for y in xs) * tasks))
+            for x1, d1 in zip(x.split(step), d.split(step), strict=True):
+                column = 0
+                for x2, d2 in zip(xs, ds, strict=True):
+                    g1, g2 = len(x1), len(x2)
+                    xx = x1.flatten(0, 1) @ x2.flatten(0, 1).T + one  # [g1 * p1, g2 * p2]
+                    dd = d1.flatten(0, 2) @ d2.flatten(0, 2).T  # [g1 * p1 * K, g2 * p2 * K]
+                    dd = dd.view(g1, x1.shape[1], tasks, g2, x2.shape[1], tasks)
+                    dd *= xx.view(g1, x1.shape[1], 1, g2, x2.shape[1], 1)
+                    gram[row : row + g1, :, column : column + g2] = dd.sum((1, 4))
+                    column += g2
+                row += len(x1)
+        return gram.view(groups * tasks, groups * tasks)
+
+    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        weights = weights.to(self.xs[0].dtype)
+        if self.rows is not None:
+            grad = weights @ self.rows
+            bias_grad = None if self.bias_rows is None else weights @ self.bias_rows
+        else:
+            grad, bias_grad = self._combine_factors(weights.view(-1, self.tasks))
+        parameter, shape, chain = self.weight
+        grad = self.use.oriented(grad, (self.experts, -1, self.xs[0].shape[-1])).reshape(shape)
+        grads = [(parameter, undo(chain, grad))]
+        if self.bias is not None and bias_grad is not None:
+            parameter, shape, chain = self.bias
+            grads.append((parameter, undo(chain, bias_grad.reshape(shape))))
+        return grads
+
+    def _combine_factors(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        grad, bias_grad, group = torch.zeros(()), torch.zeros(()), 0
+        for x, d in zip(self.xs, self.ds, strict=True):
+            w = weights[group : group + len(x)]  # [g, K]
+            v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(2)  # [g, places, out]
+            grad = grad + v.flatten(0, 1).T @ x.flatten(0, 1)
+            bias_grad = bias_grad + v.sum((0, 1))
+            group += len(x)
+        return grad.flatten(), bias_grad
+
+
+def _join(uses: list[list[Tensor]]) -> list[Tensor]:
+    """Places of all uses after each other, run by run."""
+    if len(uses) == 1:
+        return uses[0]
+    return [torch.cat(parts, 1) for parts in zip(*uses, strict=True)]
+

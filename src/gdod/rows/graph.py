@@ -1,0 +1,95 @@
+"""The autograd graph behind the losses: its nodes in a fixed order, and a signature of its structure.
+
+Everything the engine works out about a graph (where parameters meet data, which task reaches what)
+is stored as node numbers under that signature, so that a step whose graph looks like an earlier one
+only walks it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+# Nodes that move elements by the values of an index tensor, so that two graphs of one structure can
+# assign examples differently. Python-defined functions can do anything and count as such, too.
+_MOVES_BY_VALUE = re.compile(
+    r"^(Index|Gather|Scatter|Take|Put|Sort|Topk|Kthvalue|Mode|Masked(Select|Scatter)|Unique|SegmentReduce)"
+)
+_NONE = -1
+LEAF: type = type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+_SCALARS: dict[type, tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True)
+class Graph:
+    nodes: list[Node]
+    signature: tuple[Any, ...]
+
+    def kind(self, index: int) -> str:
+        return type(self.nodes[index]).__name__
+
+    def children(self, index: int) -> list[tuple[Node, int]]:
+        return [(child, output) for child, output in self.nodes[index].next_functions if child is not None]
+
+    def leaf(self, index: int) -> Tensor:
+        """The tensor that accumulates its gradient at this node."""
+        return self.nodes[index].variable  # type: ignore[attr-defined, no-any-return]
+
+    def saved_scalars(self, index: int) -> tuple[Any, ...]:
+        """The kind of a node and what it saved besides tensors."""
+        node = self.nodes[index]
+        values = (getattr(node, name) for name in _SCALARS[type(node)])
+        return type(node), *(tuple(value) if isinstance(value, list) else value for value in values)
+
+    def leaves(self) -> list[int]:
+        return [number for number, node in enumerate(self.nodes) if type(node) is LEAF]
+
+
+def walk(roots: Sequence[Node]) -> Graph:
+    """Numbers the nodes reachable from ``roots`` breadth first."""
+    nodes = list(dict.fromkeys(roots))
+    index = {node: number for number, node in enumerate(nodes)}
+    signature: list[Any] = [index[root] for root in roots]
+    for node in nodes:  # grows while we go
+        kind = type(node)
+        signature.append(kind)
+        if kind is LEAF:
+            variable = node.variable  # type: ignore[attr-defined]
+            signature.append((id(variable), variable.shape))
+            continue
+        scalars = _SCALARS.get(kind)
+        if scalars is None:
+            scalars = _SCALARS[kind] = _names_of_scalars(kind)
+        for name in scalars:
+            value = getattr(node, name)
+            signature.append(tuple(value) if isinstance(value, list) else value)
+        for child, output in node.next_functions:
+            if child is None:
+                signature.append(_NONE)
+                continue
+            number = index.get(child)
+            if number is None:
+                number = index[child] = len(nodes)
+                nodes.append(child)
+            signature.append((number, output) if output else number)
+    return Graph(nodes, tuple(signature))
+
+
+def moves_by_value(node: Node) -> bool:
+    kind = type(node)
+    return bool(_MOVES_BY_VALUE.match(kind.__name__)) or hasattr(kind, "saved_tensors")
+
+
+def _names_of_scalars(kind: type) -> tuple[str, ...]:
+    """Names of what a kind of node saved besides tensors: dimensions, sizes, flags."""
+    names = dir(kind)
+    return tuple(
+        name
+        for name in names
+        # `_raw_saved_x` stands beside `_saved_x` for tensors only; strides decide nothing here.
+        if name.startswith("_saved_") and f"_raw{name}" not in names and "strides" not in name
+    )

@@ -1,0 +1,182 @@
+"""Embedding tables. Only the rows of a table that a batch touches are ever looked at."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gdod.rows.blocks import Block, symmetric_product
+from gdod.rows.cotangent import Cotangent, working
+from gdod.rows.groups import Owner
+
+# Numbers in the largest matrix of table rows that several groups share.
+_SHARED_CHUNK = 2**24
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a use takes out of a table: one entry for each id looked up."""
+
+    ids: Tensor  # [E]
+    places: Tensor | None = None  # [E]: which vector of the output the entry went into; None: one each
+    factor: Tensor | None = None  # [E, 1]: by how much
+    padding: int = -1
+
+    def cotangents(self, cotangent: Cotangent) -> list[Tensor]:
+        """The gradient of each entry, one tensor a pass. [E, d]"""
+        deltas = []
+        for delta in cotangent.passes:
+            delta = working(delta).reshape(-1, delta.shape[-1])
+            if self.places is not None:
+                delta = delta[self.places]
+            if self.factor is not None:
+                delta = delta * self.factor
+            deltas.append(delta)
+        return deltas
+
+    def values(self, cotangent: Cotangent) -> Tensor:
+        """[E, K, d]"""
+        return torch.stack(self.cotangents(cotangent), 1)
+
+    def groups(self, cotangent: Cotangent) -> Tensor:
+        """The group of each entry. [E]"""
+        owner, shape = cotangent.owner, cotangent.shape[:-1]
+        examples = owner.examples_of(shape, cotangent.groups.examples)
+        after = [1] * (len(shape) - owner.dim - 1)
+        groups = cotangent.groups.of_example[examples].view(-1, *after).expand(shape).reshape(-1)
+        return groups if self.places is None else groups[self.places]
+
+
+class _Use:
+    def rows(self, entries: Entries, cotangent: Cotangent, shape: torch.Size) -> Tensor:
+        """Rows of the whole table, for one that is also used otherwise. [N, *shape]"""
+        groups, ids = cotangent.groups.count, shape[0]
+        values = entries.values(cotangent)  # [E, K, d]
+        rows = values.new_zeros(groups * ids, *values.shape[1:])
+        rows.index_add_(0, entries.groups(cotangent).to(entries.ids.device) * ids + entries.ids, values)
+        return rows.view(groups, ids, cotangent.tasks, -1).transpose(1, 2).reshape(-1, *shape)
+
+
+@dataclass(frozen=True)
+class Lookup(_Use):
+    """`torch.nn.Embedding`"""
+
+    def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
+        return owner.dim < len(shape) - 1
+
+    def load(self, node: Node) -> Entries:
+        ids = node._saved_indices.reshape(-1)  # type: ignore[attr-defined]
+        padding = signed(node._saved_padding_idx)  # type: ignore[attr-defined]
+        return Entries(ids, padding=padding, factor=_without(padding, ids))
+
+
+@dataclass(frozen=True)
+class Bag(_Use):
+    """`torch.nn.EmbeddingBag`, sum or mean"""
+
+    def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
+        return owner.dim == 0
+
+    def load(self, node: Node) -> Entries:
+        ids: Tensor = node._saved_indices  # type: ignore[attr-defined]
+        padding = signed(node._saved_padding_idx)  # type: ignore[attr-defined]
+        bag: Tensor = node._saved_result1.long()  # type: ignore[attr-defined]
+        factor = _without(padding, ids)
+        if node._saved_mode == 1:  # type: ignore[attr-defined]
+            mean = 1 / node._saved_result2[bag].clamp(min=1).unsqueeze(1)  # type: ignore[attr-defined]
+            factor = mean if factor is None else mean * factor
+        weights: Tensor | None = node._saved_per_sample_weights  # type: ignore[attr-defined]
+        if weights is not None:
+            factor = weights.unsqueeze(1) if factor is None else weights.unsqueeze(1) * factor
+        return Entries(ids, bag, factor, padding)
+
+
+def signed(value: int) -> int:
+    """Nodes report negative numbers as unsigned ones."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _without(padding: int, ids: Tensor) -> Tensor | None:
+    """A padding id's vector takes no gradient."""
+    return (ids != padding).unsqueeze(1) if padding >= 0 else None
+
+
+class Tables(Block):
+    """All tables of one width: their uses follow each other, ids made distinct between tables."""
+
+    def __init__(self, tables: Sequence[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]) -> None:
+        self.tables = [(table, sparse) for table, sparse, _ in tables]
+        uses = [(number, entries, cotangent) for number, (_, _, uses) in enumerate(tables) for entries, cotangent in uses]
+        cotangent = uses[0][2]
+        self.groups, self.tasks = cotangent.groups.count, cotangent.tasks
+        self.uses = [(number, entries) for number, entries, _ in uses]
+        first_id, offset = [], 0
+        for table, _, _ in tables:
+            first_id.append(offset)
+            offset += len(table)
+        self.ids = torch.cat([entries.ids + first_id[number] for number, entries, _ in uses])  # [E]
+        self.group = torch.cat([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
+        self.group = self.group.to(self.ids.device)
+        passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
+        self.values = torch.stack([torch.cat(deltas) for deltas in passes], 1)  # [E, K, d]
+
+    def gram(self, precise: bool) -> Tensor:
+        """Entries whose id occurs once meet only themselves; the others are merged by (id, group)."""
+        values = self.values.double() if precise else self.values
+        groups, tasks = self.groups, self.tasks
+        _, inverse, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
+        repeated = counts > 1
+        again = repeated[inverse]  # [E]
+        alone = values if not again.any() else values * ~again[:, None, None]
+        own = values.new_zeros(groups, tasks, tasks)
+        own.index_add_(0, self.group, alone @ alone.mT)  # [E, K, K]
+        gram = torch.diag_embed(own.permute(1, 2, 0)).permute(2, 0, 3, 1)  # [groups, K, groups, K]
+        gram = gram.reshape(groups * tasks, groups * tasks)
+        at = again.nonzero().squeeze(1)
+        if len(at):
+            number = repeated.cumsum(0).sub_(1)[inverse[at]]  # of an id among the repeated ones
+            for rows in self._merged(values[at], number, self.group[at], int(repeated.sum())):
+                gram += symmetric_product(rows)
+        return gram
+
+    def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
+        """Rows on the ids that occur more than once, some ids at a time. [N, ids * d]"""
+        width = values.shape[-1]
+        step = max(1, _SHARED_CHUNK // (self.groups * self.tasks * width))
+        for first in range(0, ids, step):
+            count = min(step, ids - first)
+            inside = slice(None) if count == ids else (number >= first) & (number < first + count)
+            merged = values.new_zeros(self.groups * count, self.tasks, width)
+            merged.index_add_(0, group[inside] * count + number[inside] - first, values[inside])
+            merged = merged.view(self.groups, count, self.tasks, width).transpose(1, 2)
+            yield merged.reshape(self.groups * self.tasks, count * width)
+
+    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        weights = weights.to(self.values.dtype).view(self.groups, self.tasks)[self.group]  # [E, K]
+        summed = torch.bmm(weights.unsqueeze(1), self.values).squeeze(1)  # [E, d]
+        grads, first = [], 0
+        parts: dict[int, list[tuple[Entries, Tensor]]] = {}
+        for number, entries in self.uses:
+            parts.setdefault(number, []).append((entries, summed[first : first + len(entries.ids)]))
+            first += len(entries.ids)
+        for number, (table, sparse) in enumerate(self.tables):
+            uses = parts[number]
+            grads.append((table, (_sparse if sparse else _dense)(table, uses)))
+        return grads
+
+
+def _dense(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:
+    ids, values = uses[0][0].ids, uses[0][1]
+    if len(uses) > 1:
+        ids = torch.cat([entries.ids for entries, _ in uses])
+        values = torch.cat([values for _, values in uses])
+    return torch.ops.aten.embedding_dense_backward(values, ids, len(table), -1, False)  # type: ignore[no-any-return]
+
+
+def _sparse(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:
+    kept = [(entries.ids != entries.padding) if entries.padding >= 0 else None for entries, _ in uses]
+    ids = torch.cat([e.ids if k is None else e.ids[k] for (e, _), k in zip(uses, kept, strict=True)])
+    values = torch.cat([v if k is None else v[k] for (_, v), k in zip(uses, kept, strict=True)])
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), values.to(table.dtype), table.shape, check_invariants=False)

@@ -1,0 +1,153 @@
+"""What to do with a graph: which parameters are shared, where they are used, what to ask autograd for.
+
+A plan is made once for each structure of graph and holds node numbers only, never tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import Node
+
+from gdod.rows.contraction import Contraction
+from gdod.rows.graph import LEAF, Graph, moves_by_value
+from gdod.rows.groups import Owner
+from gdod.rows.lookup import Bag, Lookup
+from gdod.rows.rules import Use, rule_for
+from gdod.rows.views import is_view, output_shape
+
+if TYPE_CHECKING:
+    from gdod.rows.recipe import Recipe
+
+Chain = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter meets data: a node, the kind of use, and the views of it on the way there."""
+
+    node: int
+    use: Use
+    chain: Chain  # (node, output) from the parameter outwards
+    view: tuple[Hashable, ...]  # what the chain does: equal for equal views
+    shape: torch.Size  # of the viewed parameter
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A shared parameter and all its uses; or why autograd has to find each of its rows."""
+
+    leaf: int
+    places: tuple[Place, ...]
+    reason: str | None = None
+
+    @property
+    def is_table(self) -> bool:
+        return bool(self.places) and all(isinstance(p.use, Lookup | Bag) and not p.chain for p in self.places)
+
+    @property
+    def is_product(self) -> bool:
+        """Uses that can be joined: one kind of contraction, through the same views."""
+        kinds = {(place.use, place.view) for place in self.places}
+        return len(kinds) == 1 and isinstance(self.places[0].use, Contraction)
+
+
+@dataclass(frozen=True)
+class Plan:
+    shared: tuple[Shared, ...]
+    private: tuple[tuple[int, ...], ...]  # for each task the other leaves that it reaches
+    nodes: tuple[int, ...]  # where cotangents are wanted
+    volatile: bool  # which example an element belongs to can change from step to step
+    assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
+
+
+@dataclass
+class Assignment:
+    """Owners of the cotangents' elements, for one set of cotangent shapes, and what follows from them."""
+
+    owners: dict[int, list[Owner]] = field(default_factory=dict)
+    visits: int = 0
+    settled: bool = False
+    recipe: Recipe | None = None  # made in recipe.py
+
+
+_PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
+_KEPT = 256
+
+
+def plan_for(graph: Graph, roots: list[int], examples: int, named: frozenset[int] | None) -> Plan:
+    key = (graph.signature, examples, named)
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _PLANS[key] = _make(graph, roots, named)
+        if len(_PLANS) > _KEPT:
+            _PLANS.popitem(last=False)
+    else:
+        _PLANS.move_to_end(key)
+    return plan
+
+
+def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    reached = [_reach(graph, numbers, root) for root in roots]
+    leaves = graph.leaves()
+    if named is None:
+        enough = min(2, len(roots))
+        shared = [leaf for leaf in leaves if sum(leaf in reach for reach in reached) >= enough]
+    else:
+        shared = [leaf for leaf in leaves if id(graph.leaf(leaf)) in named]
+    consumers: dict[int, list[tuple[int, int, int]]] = {}
+    for number, node in enumerate(graph.nodes):
+        for slot, (child, output) in enumerate(node.next_functions):
+            if child is not None:
+                consumers.setdefault(numbers[child], []).append((number, slot, output))
+    found = tuple(_uses(graph, consumers, set(roots), leaf) for leaf in shared)
+    others = [leaf for leaf in leaves if leaf not in set(shared)]
+    return Plan(
+        shared=found,
+        private=tuple(tuple(leaf for leaf in others if leaf in reach) for reach in reached),
+        nodes=tuple(dict.fromkeys(place.node for parameter in found for place in parameter.places)),
+        volatile=any(moves_by_value(node) for node in graph.nodes),
+    )
+
+
+def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
+    seen, stack = {root}, [root]
+    while stack:
+        for child, _ in graph.children(stack.pop()):
+            number = numbers[child]
+            if number not in seen:
+                seen.add(number)
+                stack.append(number)
+    return seen
+
+
+Consumers = dict[int, list[tuple[int, int, int]]]  # of a node: (consumer, its input, the node's output)
+
+
+def _uses(graph: Graph, consumers: Consumers, roots: set[int], leaf: int) -> Shared:
+    places = []
+    for node, slot, chain in _meetings(graph, consumers, roots, leaf, ()):
+        use = rule_for(graph.nodes[node], slot)
+        if isinstance(use, str):
+            return Shared(leaf, (), use)
+        inside, output = chain[-1] if chain else (leaf, 0)
+        view = tuple((graph.saved_scalars(link), output) for link, output in chain)
+        places.append(Place(node, use, chain, view, output_shape(graph.nodes[inside], output)))
+    return Shared(leaf, tuple(places))
+
+
+def _meetings(
+    graph: Graph, consumers: Consumers, roots: set[int], number: int, chain: Chain
+) -> Iterator[tuple[int, int, Chain]]:
+    """Follows a parameter through its views to the nodes that use it: (node, input, chain)."""
+    for consumer, slot, output in consumers.get(number, ()):
+        views = chain if type(graph.nodes[number]) is LEAF else (*chain, (number, output))
+        if is_view(graph.nodes[consumer]) and consumer not in roots:
+            yield from _meetings(graph, consumers, roots, consumer, views)
+        else:
+            yield consumer, slot, views
