@@ -1,7 +1,8 @@
 """`gdod.backward`: losses in, `.grad` out."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -54,11 +55,11 @@ def backward(
     parameters = None if shared is None else _parameters(shared)
     batch = tasks.values.shape[1]
     groups = Groups(batch, batch if method.groups is None else min(method.groups, batch))
-    with torch.no_grad(), torch.autocast(tasks.values.device.type, enabled=False):
+    with torch.no_grad(), _full_precision(tasks.values.device.type):
         rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
         gram, weights = _weigh(method, rows, tasks)
         update = _update(rows, gram, weights)
-        for parameter, grad in (*update, *rows.private):
+        for parameter, grad in (*update, *_unaliased(rows.private)):
             _accumulate(parameter, grad)
     return Info(
         tasks=tasks.names,
@@ -71,6 +72,10 @@ def backward(
     )
 
 
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def _parameters(shared: Iterable[Tensor]) -> list[Tensor]:
     if isinstance(shared, Tensor) or not isinstance(shared, Iterable):
         raise InputError(f"shared is a {type(shared).__name__}; expected an iterable of parameters")
@@ -78,7 +83,8 @@ def _parameters(shared: Iterable[Tensor]) -> list[Tensor]:
     for number, parameter in enumerate(parameters):
         if not isinstance(parameter, Tensor):
             raise InputError(
-                f"shared holds a {type(parameter).__name__} at place {number}; expected parameters, e.g. module.parameters()"
+                f"shared holds a {type(parameter).__name__} at place {number}; expected parameters, "
+                "e.g. module.parameters()"
             )
         if not parameter.is_leaf or not parameter.requires_grad:
             what = "is computed from others" if not parameter.is_leaf else "has requires_grad=False"
@@ -90,12 +96,18 @@ def _parameters(shared: Iterable[Tensor]) -> list[Tensor]:
 
 def _averages(tasks: Tasks, groups: Groups) -> Tensor:
     """C [K, N]: the share of a task's labelled examples that lies in each group."""
-    count = len(tasks.names)
-    labels = torch.ones_like(tasks.values, dtype=torch.float64) if tasks.labelled is None else tasks.labelled.double()
-    labels = labels.cpu()
-    in_group = torch.zeros(count, groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)  # [K, n]
-    share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)
+    if tasks.labelled is None:
+        return _averages_of_all(len(tasks.names), groups)
+    labels = tasks.labelled.cpu().double()
+    in_group = torch.zeros(len(labels), groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)
+    share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)  # [K, n]
     return torch.diag_embed(share.T).flatten(0, 1).T  # [n, K, K] -> [K, N]
+
+
+@lru_cache(maxsize=64)
+def _averages_of_all(tasks: int, groups: Groups) -> Tensor:
+    share = torch.bincount(groups.of_example).double() / groups.examples
+    return torch.eye(tasks, dtype=torch.float64).repeat(1, groups.count) * share.repeat_interleave(tasks)
 
 
 def _weigh(method: Method, rows: Rows, tasks: Tasks) -> tuple[Gram, Weights]:
@@ -112,11 +124,9 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks) -> tuple[Gram, Weights]:
         matrix = matrix * scale * scale.unsqueeze(1)
         if not bool(matrix.isfinite().all()):
             _refuse_gradients(matrix, tasks)
-        # A row that is zero belongs to no direction; its share of the average is left out, too, so
-        # that a task without a gradient has projections that are exactly zero.
         gram = Gram(
             matrix,
-            torch.where(matrix.diagonal() > 0, averages, 0.0),
+            averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
             random_rows=partial(rows.random_rows, averages),
@@ -144,10 +154,21 @@ def _update(rows: Rows, gram: Gram, weights: Weights) -> Sequence[tuple[Tensor, 
     return rows.combine(torch.where(share > 0, weights.rows / share, 0.0))
 
 
+def _unaliased(grads: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Autograd may hand one tensor to several parameters, such as the terms of a sum."""
+    seen: set[int] = set()
+    for parameter, grad in grads:
+        if not grad.is_sparse:
+            storage = grad.untyped_storage().data_ptr()
+            grad = grad.clone() if storage in seen else grad
+            seen.add(storage)
+        yield parameter, grad
+
+
 def _accumulate(parameter: Tensor, grad: Tensor) -> None:
     """Adds to `.grad` as `Tensor.backward` does, hooks included."""
     grad = grad.to(parameter.dtype)
-    if parameter.grad is None and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+    if parameter.grad is None and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks:
         # Without a copy, which is what autograd does with a gradient nobody else holds.
         parameter.grad = grad if grad.is_sparse or grad.is_contiguous() else grad.contiguous()
     else:

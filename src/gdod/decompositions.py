@@ -17,7 +17,7 @@ _POWER_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues (largest first) and eigenvectors (columns) of G that count as its span."""
+    """Eigenvalues (smallest first) and eigenvectors (columns) of G that count as its span."""
 
     values: Tensor  # [r]
     vectors: Tensor  # [N, r]
@@ -26,17 +26,16 @@ class Spectrum:
 def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> Spectrum:
     """Eigenpairs above ``tolerance`` times the largest eigenvalue, at most ``rank`` of them."""
     values, vectors = torch.linalg.eigh(gram)
-    values, vectors = values.flip(0), vectors.flip(1)
-    count = int((values > max(tolerance, 0.0) * values[0].clamp(min=0)).sum())
+    outside = int((values <= tolerance * values[-1].clamp(min=0)).sum())
     if rank is not None:
-        count = min(count, rank)
-    return Spectrum(values[:count], vectors[:, :count])
+        outside = max(outside, len(values) - rank)
+    return Spectrum(values[outside:], vectors[:, outside:])
 
 
 def svd(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:
     """Right singular vectors of M, largest singular value first: A = Λ^(-1/2) Uᵀ."""
     found = spectrum(gram, rank, tolerance)
-    return (found.vectors / found.values.sqrt()).T
+    return (found.vectors / found.values.sqrt()).T.flip(0)
 
 
 def qr(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:
@@ -68,7 +67,10 @@ def qr(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tenso
 
 
 def randomized(
-    gram: Tensor, rank: int | None = None, tolerance: float = 1e-15, generator: torch.Generator | None = None
+    gram: Tensor,
+    rank: int | None = None,
+    tolerance: float = 1e-15,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """A random sketch of the row space, orthonormalised, then an SVD inside it (Halko et al. 2011).
 
@@ -86,7 +88,8 @@ def randomized(
         left = left[:, :rank]
     elif len(sizes):
         left = left[:, sizes > tolerance**0.5 * sizes[0]]
-    return left.T @ inside
+    basis: Tensor = left.T @ inside
+    return basis
 
 
 DECOMPOSITIONS = ("svd", "qr", "randomized", "random")

@@ -58,9 +58,7 @@ class SharedBottom(nn.Module):
     def __init__(self, tasks: Sequence[str], width: int = 8) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(size, width) for size in FIELDS.values())
-        self.bottom = nn.Sequential(
-            nn.Linear(width * len(FIELDS), 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()
-        )
+        self.bottom = nn.Sequential(nn.Linear(width * len(FIELDS), 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
         self.towers = nn.ModuleDict(
             {task: nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1)) for task in tasks}
         )
@@ -102,7 +100,8 @@ class Run:
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - start)
         # Read outside the clock: `info` is computed when asked for, and training need not ask.
-        self.energy_kept.append(1.0 if info is None else info.energy_kept)
+        energy = None if info is None else info.energy_kept
+        self.energy_kept.append(1.0 if energy is None else energy)
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ class Outcome:
     slowdown: float
 
 
-def make_data(
-    problem: Problem, seed: int, train: int = TRAIN, test: int = TEST
-) -> tuple[Data, Data]:
+def make_data(problem: Problem, seed: int, train: int = TRAIN, test: int = TEST) -> tuple[Data, Data]:
     """Training and test examples of the same ground truth."""
     generator = torch.Generator().manual_seed(seed)
     examples, tasks = train + test, len(problem.tasks)
@@ -125,14 +122,10 @@ def make_data(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    ids = torch.stack(
-        [torch.randint(size, (examples,), generator=generator) for size in FIELDS.values()], dim=1
-    )
+    ids = torch.stack([torch.randint(size, (examples,), generator=generator) for size in FIELDS.values()], dim=1)
     # A field's hidden features add up and bend, so that the towers' features must be learned.
     traits = [normal(size, HIDDEN_FEATURES) for size in FIELDS.values()]
-    hidden = torch.stack(
-        [trait[column] for trait, column in zip(traits, ids.unbind(1), strict=True)]
-    ).sum(0)
+    hidden = torch.stack([trait[column] for trait, column in zip(traits, ids.unbind(1), strict=True)]).sum(0)
     hidden = torch.tanh(hidden @ normal(HIDDEN_FEATURES, HIDDEN_FEATURES) / HIDDEN_FEATURES**0.5)
     common, own = normal(HIDDEN_FEATURES, 1), normal(HIDDEN_FEATURES, tasks)
     directions = (1 - problem.conflict) * common + problem.conflict * own
@@ -210,7 +203,7 @@ def table(problem: Problem, outcomes: Sequence[Outcome]) -> Table:
     return shown
 
 
-def run(steps: int = 600, seed: int = 0, console: Console | None = None) -> None:
+def run(steps: int = 400, seed: int = 0, console: Console | None = None) -> None:
     """Train on both problems under a progress bar, then print a table for each."""
     console = console or Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gdod.methods.gram import Gram
 from gdod.methods.method import Weights
-from gdod.rows.collect import SlowPath
+from gdod.rows import SlowPath
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Info:
         return int((values > self.gram.tolerance * values[-1].clamp(min=0)).sum())
 
     @property
-    def directions_kept(self) -> float | None:
-        """Share of the basis vectors that the tasks agree on. None for methods without a basis."""
-        return None if self.weights.directions_kept is None else float(self.weights.directions_kept)
+    def directions_kept(self) -> float:
+        """Share of the basis vectors that the tasks agree on; nan for methods without a basis."""
+        return self.weights.directions_kept
 
     @property
-    def energy_kept(self) -> float | None:
-        """Share of the task gradients' squared lengths that was kept. None for methods without a basis."""
-        return None if self.weights.energy_kept is None else float(self.weights.energy_kept)
+    def energy_kept(self) -> float:
+        """Share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
+        return self.weights.energy_kept
 
     @cached_property
     def row_weights(self) -> Tensor:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from gdod.errors import InputError
-from gdod.rows import Target
+from gdod.rows import Target, before_stacking
 
 Losses = Mapping[str, Tensor] | Sequence[Tensor] | Tensor
 Masks = Losses
@@ -52,6 +51,9 @@ class Tasks:
 def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -> Tasks:
     names, tensors, targets = _targets(losses)
     values = torch.stack([tensor.detach() for tensor in tensors])
+    if mask is not None and isinstance(losses, Mapping) != isinstance(mask, Mapping):
+        kinds = type(mask).__name__, type(losses).__name__
+        raise InputError(f"mask is a {kinds[0]} and losses a {kinds[1]}; expected the same structure, task by task")
     labelled = None if mask is None else _mask(mask, names, values.shape[1])
     if not bool(values.isfinite().all()):
         bad = [name for name, row in zip(names, values, strict=True) if not bool(row.isfinite().all())]
@@ -94,8 +96,8 @@ def _check_loss(name: str, loss: Any) -> None:
         raise InputError(f"the loss of task {name!r} is a {type(loss).__name__}; expected a tensor of shape [batch]")
     if loss.dim() == 0:
         raise InputError(
-            f"the loss of task {name!r} is a single number: it is averaged already; expected one loss for each example, "
-            "of shape [batch]; pass reduction='none' to the loss function"
+            f"the loss of task {name!r} is a single number: it is averaged already; expected one loss for each "
+            "example, of shape [batch]; pass reduction='none' to the loss function"
         )
     if loss.dim() != 1:
         raise InputError(
@@ -127,15 +129,11 @@ def _columns(losses: Tensor) -> tuple[tuple[str, ...], list[Tensor], tuple[Targe
     _check_tensor("losses", losses)
     columns = losses.shape[1]
     names = tuple(map(str, range(columns)))
-    node = losses.grad_fn
-    assert node is not None
-    if type(node).__name__ == "StackBackward0" and node._saved_dim == 1:  # type: ignore[attr-defined]
-        # Before they were stacked, each task's losses had a graph of their own.
-        edges = node.next_functions
-        if len(edges) == columns and all(child is not None for child, _ in edges):
-            targets = tuple(Target(GradientEdge(child, output)) for child, output in edges)
-            return names, list(losses.unbind(1)), targets
-    return names, list(losses.unbind(1)), tuple(Target(losses, column, columns) for column in range(columns))
+    return (
+        names,
+        list(losses.unbind(1)),
+        before_stacking(losses) or tuple(Target(losses, column, columns) for column in range(columns)),
+    )
 
 
 def _mask(mask: Masks, names: tuple[str, ...], batch: int) -> Tensor:
@@ -174,7 +172,8 @@ def _weights(task_weights: TaskWeights | None, names: tuple[str, ...]) -> Tensor
     if isinstance(task_weights, Mapping):
         if set(map(str, task_weights)) != set(names):
             raise InputError(
-                f"task_weights has the tasks {_list(map(str, task_weights))}; expected one factor for each of {_list(names)}"
+                f"task_weights has the tasks {_list(map(str, task_weights))}; "
+                f"expected one factor for each of {_list(names)}"
             )
         given = {str(name): value for name, value in task_weights.items()}
         values: Iterable[Any] = [given[name] for name in names]

@@ -21,4 +21,14 @@ def method(name: str, **options: Any) -> Method:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 
-__all__ = ["GDOD", "METHODS", "Decomposition", "Gram", "Method", "Sum", "WeightedGDOD", "Weights", "method"]
+__all__ = [
+    "GDOD",
+    "METHODS",
+    "Decomposition",
+    "Gram",
+    "Method",
+    "Sum",
+    "WeightedGDOD",
+    "Weights",
+    "method",
+]

@@ -32,7 +32,7 @@ def majority(projections: Tensor) -> Tensor:
     positive, negative = projections > 0, projections < 0
     lead = (positive.sum(1) - negative.sum(1)).unsqueeze(1)  # a - b
     winning = torch.where(lead > 0, positive, negative)
-    return winning * (lead.abs() / projections.shape[1])
+    return winning * (lead.abs().to(projections) / projections.shape[1])
 
 
 AGREEMENTS: dict[str, Callable[[Tensor], Tensor]] = {"sign": sign, "product": product}

@@ -15,12 +15,10 @@ from gdod.methods.checks import check_choice, check_positive
 from gdod.methods.gram import Gram
 from gdod.methods.method import Method, Weights, gram_of_rows
 
-# A projection below this share of its task's gradient counts as zero. Zero agrees with everything.
-_ZERO = 1e-10
 # How far rounding in the Gram matrix may move the update, relative to it and to the plain sum,
 # before the matrix is asked for again in float64.
-_DRIFT_OF_UPDATE = 3e-5
-_DRIFT_OF_SUM = 3e-7
+_DRIFT_OF_UPDATE = 5e-5
+_DRIFT_OF_SUM = 5e-7
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,14 @@ class _OnBasis(Method):
 
     def weigh(self, gram: Gram) -> Weights:
         if gram.tasks == 1 and self.rank is None and self.decomposition != "random":
-            return self._all_kept(gram)
+            return Weights(gram.averages.sum(0), all_kept=True)
         if self.decomposition == "svd":
             return self._weigh_svd(gram)
         if gram.error > 1e-12:  # the other bases have no estimate of what rounding did
             return Weights(gram.averages.sum(0), reliable=False)
-        return self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
+        return (
+            self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
+        )
 
     def decompose(self, rows: Tensor, *, averages: Tensor | None = None) -> Decomposition:
         """Kept and conflicting part of each task gradient, from rows [groups, tasks, D]."""
@@ -73,7 +73,7 @@ class _OnBasis(Method):
         else:
             basis = self._basis(gram) @ flat
         projections = basis @ (gram.averages @ flat).T  # [r, K]
-        factors = self.scale(_rounded(projections, gram.norms))
+        factors = self.scale(_rounded(projections, gram))
         kept = (factors * projections).T @ basis
         conflict = ((1 - factors) * projections).T @ basis
         return Decomposition(basis, projections, kept, conflict)
@@ -91,15 +91,11 @@ class _OnBasis(Method):
             return decompositions.randomized(gram.matrix, self.rank, gram.tolerance, self.generator)
         return decompositions.svd(gram.matrix, self.rank, gram.tolerance)
 
-    def _all_kept(self, gram: Gram) -> Weights:
-        one = torch.ones((), dtype=torch.float64)
-        return Weights(gram.averages.sum(0), directions_kept=one, energy_kept=one)
-
     def _weigh_basis(self, gram: Gram, basis: Tensor) -> Weights:
-        projections = basis @ gram.matrix @ gram.averages.T  # p_i = A G c_i [r, K]
-        factors = self.scale(_rounded(projections, gram.norms))
+        projections = basis @ gram.with_tasks  # p_i = A G c_i [r, K]
+        factors = self.scale(_rounded(projections, gram))
         rows = ((factors * projections).sum(1)) @ basis
-        return Weights(rows, rank=len(basis), **_shares(factors, projections))
+        return Weights(rows, projections=projections, factors=factors)
 
     def _weigh_random(self, gram: Gram) -> Weights:
         """Basis vectors drawn from the whole space: the update is a combination of those vectors."""
@@ -112,46 +108,48 @@ class _OnBasis(Method):
         with_tasks, among = source.draw(self.rank or len(gram.matrix), self.generator)  # Z gᵢ [r, K], Z Zᵀ [r, r]
         factor = torch.linalg.cholesky(among)
         projections = torch.linalg.solve_triangular(factor, with_tasks, upper=False)
-        factors = self.scale(_rounded(projections, gram.norms))
+        factors = self.scale(_rounded(projections, gram))
         along = (factors * projections).sum(1, keepdim=True)
         weights = torch.linalg.solve_triangular(factor.T, along, upper=True).squeeze(1)
         nothing = torch.zeros_like(gram.averages[0])
-        return Weights(nothing, random_rows=(source, weights), rank=len(among), **_shares(factors, projections))
+        return Weights(nothing, random_rows=(source, weights), projections=projections, factors=factors)
 
     def _weigh_svd(self, gram: Gram) -> Weights:
         """For the SVD the singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
         found = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
-        values, vectors = found.values, found.vectors
+        values, vectors = found.values.unsqueeze(1), found.vectors
         along = vectors.T @ gram.averages.T  # Uᵀ cᵢ [r, K]
-        projections = values.sqrt().unsqueeze(1) * along
-        factors = self.scale(_rounded(projections, gram.norms))
-        exact = gram.error <= 1e-12 or len(values) == 0
-        if not exact and not self._is_reliable(gram, values, along, factors):
+        # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
+        # places in U are lost in rounding; for small eigenvalues it is the less exact one.
+        through = (vectors.T @ gram.with_tasks) / values
+        along = torch.where(gram.norms**2 < values * gram.averages.square().sum(1), through, along)
+        projections = values.sqrt() * along
+        factors = self.scale(_rounded(projections, gram))
+        exact = gram.error <= 1e-12 or values.numel() == 0
+        if not exact and not self._is_reliable(gram, found.values, along, factors):
             return Weights(gram.averages.sum(0), reliable=False)
         rows = vectors @ (factors * along).sum(1)
-        return Weights(rows, rank=len(values), **_shares(factors, projections))
+        return Weights(rows, projections=projections, factors=factors)
 
     def _is_reliable(self, gram: Gram, values: Tensor, along: Tensor, factors: Tensor) -> bool:
         """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
 
         First-order perturbation theory: an error of size e turns eigenvector a towards b by
-        e / (λ_a - λ_b), which matters where a and b are scaled differently; it may also turn a
-        projection's sign; and eigenvalues near e are not to be trusted at all.
+        e / (λ_a - λ_b); it may also turn the sign of a small projection; and what lies along
+        eigenvalues near e, or below the tolerance, is not to be trusted at all.
         """
         error = gram.error * float(gram.matrix.diagonal().max())
-        turn = (error / (values.unsqueeze(1) - values.unsqueeze(0)).abs().clamp(min=error)) ** 2
-        turn.fill_diagonal_(0)
+        turn = (error / (values.unsqueeze(1) - values).abs_().clamp_(min=error)).square_().fill_diagonal_(0)
         square = along**2
         spread = turn @ square  # squared error of Uᵀ cᵢ
-        moved = factors**2 * spread - 2 * factors * (turn @ (factors * square)) + turn @ (factors**2 * square)
-        whole = along.abs().sum(1) ** 2  # what is at stake if a vector is kept or dropped by mistake
         doubtful = (square < 16 * spread).any(1) | (values < 64 * error)
-        drift = (values * moved.sum(1)).sum() + (values * whole)[doubtful].sum()
-        if self.rank is None:  # what lies along directions taken for rounding errors
-            drift += gram.tolerance * values[0] * (gram.averages.square().sum() - square.sum()).clamp(min=0)
-        update = float((values * (factors * along).sum(1) ** 2).sum())
-        plain = float(gram.of_tasks.sum())
-        return float(drift) <= max(_DRIFT_OF_UPDATE**2 * update, _DRIFT_OF_SUM**2 * plain)
+        drift = (values @ spread).sum() + (values * doubtful) @ along.abs().sum(1).square_()
+        if self.rank is None:
+            outside = (gram.averages.square().sum() - square.sum()).clamp_(min=0)
+            drift += gram.tolerance * values[-1] * outside
+        update = values @ (factors * along).sum(1).square_()
+        allowed = max(_DRIFT_OF_UPDATE**2 * float(update), _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum()))
+        return float(drift) <= allowed
 
 
 class GDOD(_OnBasis):
@@ -210,14 +208,5 @@ class WeightedGDOD(_OnBasis):
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
 
 
-def _rounded(projections: Tensor, norms: Tensor) -> Tensor:
-    return torch.where(projections.abs() <= _ZERO * norms, 0.0, projections)
-
-
-def _shares(factors: Tensor, projections: Tensor) -> dict[str, Tensor]:
-    total = projections.square().sum()
-    kept = (factors * projections).square().sum()
-    return {
-        "directions_kept": (factors > 0).any(1).double().mean() if len(factors) else torch.ones((), dtype=torch.float64),
-        "energy_kept": torch.where(total > 0, kept / total, 1.0),
-    }
+def _rounded(projections: Tensor, gram: Gram) -> Tensor:
+    return torch.where(projections.abs() <= gram.zero, 0.0, projections)

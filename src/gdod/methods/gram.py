@@ -8,6 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_EPS = torch.finfo(torch.float64).eps
+# A projection below this share of its task's gradient counts as zero.
+_ZERO = 1e-10
+
 
 class RandomRows(Protocol):
     """Random vectors of the whole parameter space, which only the owner of the rows can draw."""
@@ -25,9 +29,16 @@ class Gram:
 
     matrix: Tensor  # G = M Mᵀ [N, N], float64
     averages: Tensor  # C [K, N]: the gradient of task i is C[i] @ M
-    row_error: float = torch.finfo(torch.float64).eps  # relative rounding error of the rows
-    error: float = torch.finfo(torch.float64).eps  # typical one of an inner product, relative to the lengths multiplied
+    row_error: float = _EPS  # relative rounding error of the rows
+    error: float = _EPS  # typical one of an inner product, relative to the lengths multiplied
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # A row that is zero belongs to no direction. Without its share of the average a task whose
+        # rows are all zero has projections that are exactly zero.
+        present = self.matrix.diagonal() > 0
+        if not bool(present.all()):
+            object.__setattr__(self, "averages", torch.where(present, self.averages, 0.0))
 
     @property
     def tasks(self) -> int:
@@ -39,9 +50,23 @@ class Gram:
         return len(self.matrix) * max(self.row_error**2, self.error)
 
     @cached_property
+    def zero(self) -> Tensor:
+        """How small a projection of each task's gradient counts as zero, which agrees with everything. [K]
+
+        That is a share of the gradient, and what rounding leaves of rows that cancel each other.
+        """
+        lengths = (self.averages**2 @ self.matrix.diagonal()).sqrt()
+        return torch.maximum(_ZERO * self.norms, 16 * _EPS * lengths)
+
+    @cached_property
+    def with_tasks(self) -> Tensor:
+        """Inner products of rows and task gradients. [N, K]"""
+        return self.matrix @ self.averages.T
+
+    @cached_property
     def of_tasks(self) -> Tensor:
         """Inner products of the task gradients. [K, K]"""
-        return self.averages @ self.matrix @ self.averages.T
+        return self.averages @ self.with_tasks
 
     @cached_property
     def norms(self) -> Tensor:

@@ -1,5 +1,6 @@
 """What every method is: a way from the rows' Gram matrix to a weight for each row."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -17,9 +18,29 @@ class Weights:
     rows: Tensor  # [N]
     reliable: bool = True  # False: the Gram matrix was too inexact to tell
     random_rows: tuple[RandomRows, Tensor] | None = None  # in place of rows: vectors drawn, their weights
-    rank: int | None = None
-    directions_kept: Tensor | None = None  # share of basis vectors, 0-d
-    energy_kept: Tensor | None = None  # share of the task gradients' squared length, 0-d
+    projections: Tensor | None = None  # of the task gradients on the basis vectors, if there is a basis [r, K]
+    factors: Tensor | None = None  # how much of each was kept [r, K]
+    all_kept: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """How many basis vectors were used."""
+        return None if self.projections is None else self.projections.shape[0]
+
+    @property
+    def directions_kept(self) -> float:
+        """Share of the basis vectors that anything was kept of; nan without a basis."""
+        if self.factors is None or self.factors.shape[0] == 0:
+            return 1.0 if self.all_kept or self.factors is not None else math.nan
+        return float((self.factors > 0).any(1).double().mean())
+
+    @property
+    def energy_kept(self) -> float:
+        """Share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
+        if self.projections is None or self.factors is None:
+            return 1.0 if self.all_kept else math.nan
+        total = float(self.projections.square().sum())
+        return float((self.factors * self.projections).square().sum()) / total if total > 0 else 1.0
 
 
 class Method(ABC):
@@ -50,9 +71,12 @@ class Method(ABC):
 
 def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Tensor]:
     """The Gram matrix of rows [groups, tasks, D], and the rows as a float64 matrix."""
+    if not isinstance(rows, Tensor):
+        raise InputError(f"rows is a {type(rows).__name__}; expected a tensor [groups, tasks, parameters]")
     if rows.dim() != 3 or not rows.is_floating_point():
         raise InputError(
-            f"rows has shape {tuple(rows.shape)} and type {rows.dtype}; expected floating-point [groups, tasks, parameters]"
+            f"rows has shape {tuple(rows.shape)} and type {rows.dtype}; "
+            "expected floating-point [groups, tasks, parameters]"
         )
     if not bool(rows.isfinite().all()):
         raise InputError("rows holds numbers that are not finite; remove them first")
@@ -68,11 +92,14 @@ def mean_over_groups(groups: int, tasks: int) -> Tensor:
 
 
 def _checked(gram: Tensor, tasks: int, averages: Tensor | None, row_error: float | None = None) -> Gram:
+    if not isinstance(gram, Tensor):
+        raise InputError(f"gram is a {type(gram).__name__}; expected a tensor [N, N]")
     if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or not gram.is_floating_point():
         raise InputError(f"gram has shape {tuple(gram.shape)} and type {gram.dtype}; expected a floating-point [N, N]")
     if tasks < 1 or len(gram) == 0 or len(gram) % tasks:
         raise InputError(
-            f"gram has {len(gram)} rows for tasks={tasks}; expected a positive multiple: one row for each group and task"
+            f"gram has {len(gram)} rows for tasks={tasks}; "
+            "expected a positive multiple: one row for each group and task"
         )
     if not bool(gram.isfinite().all()):
         raise InputError("gram holds numbers that are not finite; remove them first")

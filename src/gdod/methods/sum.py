@@ -6,7 +6,7 @@ from gdod.methods.method import Method, Weights
 
 class Sum(Method):
     def weigh(self, gram: Gram) -> Weights:
-        return Weights(gram.averages.sum(0))
+        return Weights(gram.averages.sum(0), all_kept=True)
 
     def __repr__(self) -> str:
         return "Sum()"

@@ -4,10 +4,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gdod.errors import InputError, MixingWarning
@@ -21,28 +22,11 @@ from gdod.rows.ownership import factors, owners
 from gdod.rows.plan import Assignment, Place, Plan, plan_for
 from gdod.rows.random_rows import RandomRows
 from gdod.rows.recipe import Located, Parameter, Recipe, make_recipe
+from gdod.rows.targets import Target
+from gdod.rows.trust import keeps_apart
 from gdod.rows.views import output_shape, undo
 
-
-@dataclass(frozen=True)
-class Target:
-    """Per-example losses of one task: a tensor [batch] in the graph, or a column of one [batch, tasks]."""
-
-    output: Tensor | GradientEdge
-    column: int | None = None
-    columns: int = 0
-
-    @property
-    def node(self) -> Node:
-        return self.output.node if isinstance(self.output, GradientEdge) else self.output.grad_fn  # type: ignore[return-value]
-
-    def seed(self, values: Tensor) -> Tensor:
-        """What to start a backward pass with, from one number an example."""
-        if self.column is None:
-            return values
-        seed = values.new_zeros(len(values), self.columns)
-        seed[:, self.column] = values
-        return seed
+Input = Tensor | GradientEdge
 
 
 @dataclass(frozen=True)
@@ -156,56 +140,64 @@ def _check(graph: Graph, plan: Plan, shared: Sequence[Tensor] | None) -> None:
                 )
 
 
-# Checks of ownership repeat after 1, 2, 4, 8, ... steps of one structure, so that an unlucky first
-# batch (dead units, a random choice in the model) cannot settle it for good.
+# Who owns what is found out anew at every step unless the graph's structure settles it; and even
+# then after 1, 2, 4, 8, ... steps, so that an unlucky batch cannot settle it for good.
 def _recipe(graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, examples: int) -> Recipe:
     shapes = tuple(output_shape(graph.nodes[number], 0) for number in plan.nodes)
     assignment = plan.assignments.setdefault(shapes, Assignment())
     visits = assignment.visits = assignment.visits + 1
-    if assignment.recipe is None or plan.volatile or not assignment.settled or visits & (visits - 1) == 0:
-        if examples == 1:
-            assignment.owners = {
-                number: [Owner(dim, size) for dim, size in enumerate(shape)]
-                for number, shape in zip(plan.nodes, shapes, strict=True)
-            }
-            assignment.settled = True
-        elif plan.nodes:
-            _probe(graph, plan, assignment, targets, seeds, examples)
+    if assignment.recipe is None or not assignment.settled or visits & (visits - 1) == 0:
         by_node = dict(zip(plan.nodes, shapes, strict=True))
-        assignment.recipe = make_recipe(graph, plan, assignment.owners, by_node, examples)
+        if examples == 1:
+            assignment.settled = True
+            owned = {node: [Owner(dim, size) for dim, size in enumerate(shape)] for node, shape in by_node.items()}
+        else:
+            if plan.nodes:
+                _probe(graph, plan, assignment, targets, seeds, examples)
+            owned = {node: assignment.owners[node, 0] for node in plan.nodes}
+        assignment.recipe = make_recipe(graph, plan, owned, by_node, examples)
     return assignment.recipe
 
 
 def _probe(
     graph: Graph, plan: Plan, assignment: Assignment, targets: Sequence[Target], seeds: Tensor, examples: int
 ) -> None:
+    """Finds the owners of all cotangents between the losses and the places where they are wanted."""
     generator = torch.Generator().manual_seed(assignment.visits)
     factor = factors(examples, generator).to(seeds)
     tasks = (0.5 + torch.rand(len(targets), generator=generator)).to(seeds)
-    edges = [GradientEdge(graph.nodes[number], 0) for number in plan.nodes]
+    edges = [GradientEdge(graph.nodes[number], output) for number, output in plan.way]
 
     def cotangents(examples: Tensor) -> Sequence[Tensor | None]:
         values = [target.seed(task * examples) for target, task in zip(targets, tasks, strict=True)]
         return _grad([target.output for target in targets], edges, values, retain_graph=True)
 
     plain, scaled = cotangents(torch.ones_like(factor)), cotangents(factor)
-    assignment.settled = True
-    for number, one, other in zip(plan.nodes, plain, scaled, strict=True):
+    settled = True
+    for at, one, other in zip(plan.way, plain, scaled, strict=True):
         found = [] if one is None or other is None else owners(one, other, factor)
-        assignment.settled &= len(found) <= 1
-        known = assignment.owners.get(number, found)
+        settled = settled and len(found) <= 1
+        known = assignment.owners.get(at, found)
         # An assignment that holds on this batch, too, is narrowed down; one that does not is dropped.
-        assignment.owners[number] = [owner for owner in found if owner in known] or found
+        assignment.owners[at] = [owner for owner in found if owner in known] or found
+    assignment.settled = settled and keeps_apart(graph, plan.way, assignment.owners)
 
 
 def _grad(
     outputs: Sequence[Tensor | GradientEdge],
-    inputs: Sequence[Tensor | GradientEdge],
+    inputs: Sequence[Input],
     seeds: Sequence[Tensor],
     retain_graph: bool,
 ) -> Sequence[Tensor | None]:
     try:
-        return torch.autograd.grad(outputs, inputs, seeds, retain_graph=retain_graph, allow_unused=True)
+        # Tensors and edges may stand in one list, which the annotations of torch do not say.
+        return torch.autograd.grad(
+            cast(Sequence[Tensor], outputs),
+            cast(Sequence[Tensor], inputs),
+            seeds,
+            retain_graph=retain_graph,
+            allow_unused=True,
+        )
     except RuntimeError as error:
         if "donated buffer" not in str(error):
             raise
@@ -216,9 +208,9 @@ def _grad(
 
 
 @contextmanager
-def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+def _without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
     """Hooks of a parameter are to see its whole gradient once, when it is accumulated."""
-    hooked = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+    hooked = [(x, x._backward_hooks) for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     for parameter, _ in hooked:
         parameter._backward_hooks = None
     try:
@@ -248,56 +240,69 @@ class _Collection:
         }
 
     def run(self, targets: Sequence[Target], seeds: Tensor, retain_graph: bool) -> None:
-        """One pass a task; and, for parameters on the slow path, one pass a row."""
+        """One pass a task; before that, for parameters on the slow path, one pass a row."""
+        if self.recipe.slow:
+            self._run_rows(targets, seeds)
         nodes = self.recipe.nodes
-        edges: list[Tensor | GradientEdge] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
+        edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
         self.deltas = {number: [None] * self.tasks for number in nodes}
-        jobs = [task for task in range(self.tasks) if seeds[task].any()]
-        rows = self._slow_rows(seeds) if self.recipe.slow else []
-        for task in jobs:
+        active = [task for task, some in enumerate(seeds.any(1).tolist()) if some]
+        for task in active:
             leaves = self.plan.private[task]
             inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
-            if not inputs:
-                continue
-            keep = retain_graph or bool(rows) or task != jobs[-1]
-            target = targets[task]
-            with _without_hooks([self.graph.leaf(leaf) for leaf in leaves]):
-                found = _grad([target.output], inputs, [target.seed(seeds[task])], keep)
-            self.passes += 1
+            if task == active[-1] and not retain_graph:
+                found = self._last_pass(targets, task, seeds, inputs)
+            else:
+                found = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
             for number, delta in zip(nodes, found, strict=False):
                 self.deltas[number][task] = delta
-            for leaf, grad in zip(leaves, found[len(nodes) :], strict=True):
+            for leaf, grad in zip(leaves, found[len(nodes) : len(nodes) + len(leaves)], strict=True):
                 if grad is not None:
                     self.private[leaf] = self.private[leaf] + grad if leaf in self.private else grad
-        if rows:
-            self._run_rows(targets, rows, retain_graph)
 
-    def _slow_rows(self, seeds: Tensor) -> list[tuple[int, int, Tensor]]:
-        """(row, task, seed) for each row that is not empty."""
-        rows = []
-        for start, count, size in self.groups.runs():
-            for group in range(count):
-                first = start + group * size
-                inside = torch.zeros_like(seeds)
-                inside[:, first : first + size] = seeds[:, first : first + size]
-                number = int(self.groups.of_example[first])
-                rows += [(number * self.tasks + task, task, inside[task]) for task in range(self.tasks) if inside[task].any()]
-        return rows
+    def _last_pass(
+        self, targets: Sequence[Target], task: int, seeds: Tensor, inputs: list[Input]
+    ) -> Sequence[Tensor | None]:
+        """Frees the graph on its way: so it also goes, with nothing, where only other tasks go."""
+        others = {id(target.output): target for target in targets if target.output is not targets[task].output}
+        nothing = torch.zeros_like(seeds[task])
+        slow, _, _ = self._slow_inputs()
+        starts = [targets[task], *others.values()]
+        return self._pass(starts, [*inputs, *slow], [seeds[task], *[nothing] * len(others)], retain_graph=False)
 
-    def _run_rows(self, targets: Sequence[Target], rows: list[tuple[int, int, Tensor]], retain_graph: bool) -> None:
+    def _pass(
+        self,
+        targets: Sequence[Target],
+        inputs: list[Input],
+        seeds: Sequence[Tensor],
+        retain_graph: bool,
+    ) -> Sequence[Tensor | None]:
+        if not inputs:
+            return []
+        self.passes += 1
+        values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+        with _without_hooks(inputs):
+            return _grad([target.output for target in targets], inputs, values, retain_graph)
+
+    def _slow_inputs(self) -> tuple[list[Input], tuple[int, ...], tuple[int, ...]]:
+        """What a pass for a row asks for: cotangents at tables' nodes, gradients of other leaves."""
         slow = self.recipe.slow
         nodes = tuple(dict.fromkeys(at.place.node for s in slow if s.is_table for at in s.parameter.located))
         leaves = tuple(s.parameter.leaf for s in slow if not s.is_table)
-        inputs = [*(GradientEdge(self.graph.nodes[n], 0) for n in nodes), *(self.graph.leaf(leaf) for leaf in leaves)]
+        edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
+        return [*edges, *(self.graph.leaf(leaf) for leaf in leaves)], nodes, leaves
+
+    def _run_rows(self, targets: Sequence[Target], seeds: Tensor) -> None:
+        inputs, nodes, leaves = self._slow_inputs()
         count = self.groups.count * self.tasks
         self.rows = {number: [None] * count for number in (*nodes, *leaves)}
-        with _without_hooks([self.graph.leaf(leaf) for leaf in leaves]):
-            for row, task, seed in rows:
-                keep = retain_graph or row != rows[-1][0]
-                found = _grad([targets[task].output], inputs, [targets[task].seed(seed)], keep)
-                self.passes += 1
-                for number, grad in zip((*nodes, *leaves), found, strict=True):
-                    self.rows[number][row] = grad
+        for group in range(self.groups.count):
+            inside = seeds * (self.groups.of_example == group).to(seeds)
+            for task, some in enumerate(inside.any(1).tolist()):
+                if some:
+                    found = self._pass([targets[task]], inputs, [inside[task]], retain_graph=True)
+                    for number, grad in zip((*nodes, *leaves), found, strict=True):
+                        self.rows[number][group * self.tasks + task] = grad
 
     def blocks(self) -> Iterator[Block]:
         yield from self._products()
@@ -330,9 +335,7 @@ class _Collection:
             if uses:
                 yield Products(uses, self._viewed(weight), None if bias is None else self._viewed(bias))
 
-    def _tables(
-        self, parameters: list[tuple[Parameter, dict[int, list[Tensor | None]], Groups]]
-    ) -> Iterator[Block]:
+    def _tables(self, parameters: list[tuple[Parameter, dict[int, list[Tensor | None]], Groups]]) -> Iterator[Block]:
         """Tables of one width and kind share a block."""
         kinds: dict[tuple[object, ...], list[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]] = {}
         for parameter, deltas, groups in parameters:

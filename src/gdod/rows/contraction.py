@@ -58,13 +58,10 @@ class Contraction:
 
     def rows(self, x: Tensor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
         """Rows of the viewed parameter, in its own shape. [N, *shape]"""
-        rows = _rows(_by_group(x, cotangent), _by_group(self.cotangent(cotangent), cotangent), len(x), cotangent.tasks)
-        return self.oriented(rows, (len(x), -1, x.shape[-1])).reshape(len(rows), *shape)
-
-    def oriented(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """From [..., E * out * in] to [..., E, in, out], or to [..., E, out, in] if W is on the left."""
-        rows = rows.unflatten(-1, shape)
-        return rows if self.left else rows.transpose(-1, -2)
+        xs, ds = _by_group(x, cotangent), _by_group(self.cotangent(cotangent), cotangent)
+        rows = _rows(xs, ds, x.shape[0], cotangent.tasks).unflatten(-1, (x.shape[0], -1, x.shape[-1]))
+        oriented: Tensor = rows if self.left else rows.transpose(-1, -2)
+        return oriented.reshape(-1, *shape)
 
 
 def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
@@ -75,7 +72,7 @@ def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
         x[:, :, start : start + count * size]
         .unflatten(2, (count, size))  # [E, outer, groups, size, inner, f]
         .permute(2, 0, 1, 3, 4, 5)
-        .reshape(count * len(x), -1, x.shape[-1])
+        .reshape(count * x.shape[0], -1, x.shape[-1])
         for start, count, size in groups.runs()
     ]
 
@@ -85,13 +82,16 @@ def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tenso
     parts = []
     for x, d in zip(xs, ds, strict=True):
         part = torch.bmm(d.transpose(1, 2), x)  # [g * E, K * out, in]
-        part = part.view(len(d) // experts, experts, tasks, -1).transpose(1, 2)  # [g, K, E, out * in]
-        parts.append(part.reshape(len(d) // experts * tasks, -1))
+        part = part.view(-1, experts, tasks, part.shape[1] // tasks * part.shape[2])
+        parts.append(part.transpose(1, 2).flatten(0, 1).flatten(1))  # [g * K, E * out * in]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Products(Block):
-    """A weight used in one or more contractions, with the bias added there, if any."""
+    """A weight used in one or more contractions, with the bias added there, if any.
+
+    The bias is one more column of the weight, whose activation is always 1.
+    """
 
     def __init__(
         self,
@@ -99,85 +99,80 @@ class Products(Block):
         weight: tuple[Tensor, torch.Size, Chain],
         bias: tuple[Tensor, torch.Size, Chain] | None,
     ) -> None:
-        self.use, _, cotangent = uses[0]
+        self.use, x, cotangent = uses[0]
         self.weight, self.bias = weight, bias
-        self.tasks = cotangent.tasks
-        self.groups = cotangent.groups
-        self.experts = len(uses[0][1])
+        self.tasks, self.groups = cotangent.tasks, cotangent.groups.count
+        self.experts = x.shape[0]
         # For each run of equal groups: [groups * E, places, in] and [groups * E, places, K * out].
-        self.xs = _join([_by_group(x, cotangent) for _, x, cotangent in uses])
-        self.ds = _join([_by_group(use.cotangent(cotangent), cotangent) for use, _, cotangent in uses])
-        self.rows: Tensor | None = None
-        self.bias_rows: Tensor | None = None
-        if self._rows_are_cheaper():
-            self.rows = _rows(self.xs, self.ds, self.experts, self.tasks)
-            if bias is not None:
-                self.bias_rows = torch.cat([d.sum(1).view(len(d) * self.tasks, -1) for d in self.ds])
+        self.xs = _join([_by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
+        self.ds = _join([_by_group(use.cotangent(c), c) for use, _, c in uses])
+        self.inputs = self.xs[0].shape[-1]
+        self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
 
     def _rows_are_cheaper(self) -> bool:
         if self.experts > 1:
             return True
         places = sum(x.shape[0] * x.shape[1] for x in self.xs)
-        inputs, outputs = self.xs[0].shape[-1], self.ds[0].shape[-1] // self.tasks
-        count, size = self.groups.count * self.tasks, inputs * outputs
+        outputs = self.ds[0].shape[-1] // self.tasks
+        count, size = self.groups * self.tasks, self.inputs * outputs
         rows = places * self.tasks * size + count**2 * size // 2 + 3 * _TRAFFIC * count * size
-        ghost = places**2 * inputs + (places * self.tasks) ** 2 * (outputs + 3 * _TRAFFIC)
+        ghost = places**2 * self.inputs + (places * self.tasks) ** 2 * (outputs + 3 * _TRAFFIC)
         return rows <= ghost
 
     def gram(self, precise: bool) -> Tensor:
         if self.rows is None:
             return self._ghost(torch.float64 if precise else self.xs[0].dtype)
-        gram = symmetric_product(self.rows.double() if precise else self.rows)
-        if self.bias_rows is not None:
-            gram += symmetric_product(self.bias_rows.double() if precise else self.bias_rows)
-        return gram
+        return symmetric_product(self.rows.double() if precise else self.rows)
 
     def _ghost(self, dtype: torch.dtype) -> Tensor:
-        tasks, groups = self.tasks, self.groups.count
+        tasks, groups = self.tasks, self.groups
         gram = torch.zeros(groups, tasks, groups, tasks, dtype=dtype, device=self.xs[0].device)
-        one = 0 if self.bias is None else 1
         xs = [x.to(dtype) for x in self.xs]  # [g, places, in]
         ds = [d.to(dtype).unflatten(-1, (tasks, -1)) for d in self.ds]  # [g, places, K, out]
+        columns = sum(x.shape[0] * x.shape[1] for x in xs) * tasks
         row = 0
         for x, d in zip(xs, ds, strict=True):
-            step = max(1, _GHOST_CHUNK // max(1, x.shape[1] * tasks * sum(y.shape[0] * y.shape[1] for y in xs) * tasks))
+            step = max(1, _GHOST_CHUNK // (x.shape[1] * tasks * columns))
             for x1, d1 in zip(x.split(step), d.split(step), strict=True):
                 column = 0
                 for x2, d2 in zip(xs, ds, strict=True):
-                    g1, g2 = len(x1), len(x2)
-                    xx = x1.flatten(0, 1) @ x2.flatten(0, 1).T + one  # [g1 * p1, g2 * p2]
+                    (g1, p1), (g2, p2) = x1.shape[:2], x2.shape[:2]
+                    xx = x1.flatten(0, 1) @ x2.flatten(0, 1).T  # [g1 * p1, g2 * p2]
                     dd = d1.flatten(0, 2) @ d2.flatten(0, 2).T  # [g1 * p1 * K, g2 * p2 * K]
-                    dd = dd.view(g1, x1.shape[1], tasks, g2, x2.shape[1], tasks)
-                    dd *= xx.view(g1, x1.shape[1], 1, g2, x2.shape[1], 1)
+                    dd = dd.view(g1, p1, tasks, g2, p2, tasks).mul_(xx.view(g1, p1, 1, g2, p2, 1))
                     gram[row : row + g1, :, column : column + g2] = dd.sum((1, 4))
                     column += g2
-                row += len(x1)
+                row += g1
         return gram.view(groups * tasks, groups * tasks)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         weights = weights.to(self.xs[0].dtype)
-        if self.rows is not None:
-            grad = weights @ self.rows
-            bias_grad = None if self.bias_rows is None else weights @ self.bias_rows
-        else:
-            grad, bias_grad = self._combine_factors(weights.view(-1, self.tasks))
-        parameter, shape, chain = self.weight
-        grad = self.use.oriented(grad, (self.experts, -1, self.xs[0].shape[-1])).reshape(shape)
-        grads = [(parameter, undo(chain, grad))]
-        if self.bias is not None and bias_grad is not None:
+        flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
+        grad = flat.view(self.experts, -1, self.inputs)  # [E, out, in]
+        grads = []
+        if self.bias is not None:
             parameter, shape, chain = self.bias
-            grads.append((parameter, undo(chain, bias_grad.reshape(shape))))
+            grads.append((parameter, undo(chain, grad[0, :, -1].reshape(shape))))
+            grad = grad[..., :-1]
+        parameter, shape, chain = self.weight
+        grad = grad if self.use.left else grad.transpose(-1, -2)
+        grads.append((parameter, undo(chain, grad.reshape(shape))))
         return grads
 
-    def _combine_factors(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        grad, bias_grad, group = torch.zeros(()), torch.zeros(()), 0
+    def _combine_factors(self, weights: Tensor) -> Tensor:
+        """[out * in]"""
+        grads, group = [], 0
         for x, d in zip(self.xs, self.ds, strict=True):
-            w = weights[group : group + len(x)]  # [g, K]
+            w = weights[group : group + x.shape[0]]  # [g, K]
             v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(2)  # [g, places, out]
-            grad = grad + v.flatten(0, 1).T @ x.flatten(0, 1)
-            bias_grad = bias_grad + v.sum((0, 1))
-            group += len(x)
-        return grad.flatten(), bias_grad
+            grads.append(v.flatten(0, 1).T @ x.flatten(0, 1))
+            group += x.shape[0]
+        total: Tensor = sum(grads[1:], grads[0])
+        return total.flatten()
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
 
 
 def _join(uses: list[list[Tensor]]) -> list[Tensor]:
@@ -185,4 +180,3 @@ def _join(uses: list[list[Tensor]]) -> list[Tensor]:
     if len(uses) == 1:
         return uses[0]
     return [torch.cat(parts, 1) for parts in zip(*uses, strict=True)]
-

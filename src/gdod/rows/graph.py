@@ -5,7 +5,6 @@ is stored as node numbers under that signature, so that a step whose graph looks
 only walks it.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-# Nodes that move elements by the values of an index tensor, so that two graphs of one structure can
-# assign examples differently. Python-defined functions can do anything and count as such, too.
-_MOVES_BY_VALUE = re.compile(
-    r"^(Index|Gather|Scatter|Take|Put|Sort|Topk|Kthvalue|Mode|Masked(Select|Scatter)|Unique|SegmentReduce)"
-)
 _NONE = -1
 LEAF: type = type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _SCALARS: dict[type, tuple[str, ...]] = {}
@@ -79,9 +73,9 @@ def walk(roots: Sequence[Node]) -> Graph:
     return Graph(nodes, tuple(signature))
 
 
-def moves_by_value(node: Node) -> bool:
-    kind = type(node)
-    return bool(_MOVES_BY_VALUE.match(kind.__name__)) or hasattr(kind, "saved_tensors")
+def signed(value: int) -> int:
+    """Nodes report negative numbers as unsigned ones."""
+    return value - 2**64 if value >= 2**63 else value
 
 
 def _names_of_scalars(kind: type) -> tuple[str, ...]:

@@ -52,7 +52,3 @@ class Owner:
     def examples_of(self, shape: torch.Size, examples: int) -> Tensor:
         """The example of each index along ``dim``. [shape[dim]]"""
         return torch.arange(shape[self.dim]).div(self.inner, rounding_mode="floor") % examples
-
-    def unfold(self, x: Tensor, examples: int) -> Tensor:
-        """Splits ``dim`` into (outer, examples, inner)."""
-        return x.unflatten(self.dim, (-1, examples, self.inner))

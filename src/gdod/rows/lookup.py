@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch.autograd.graph import Node
 
 from gdod.rows.blocks import Block, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
-from gdod.rows.groups import Owner
+from gdod.rows.graph import signed
+from gdod.rows.groups import Groups, Owner
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
@@ -32,7 +34,7 @@ class Entries:
             if self.places is not None:
                 delta = delta[self.places]
             if self.factor is not None:
-                delta = delta * self.factor
+                delta = delta * self.factor.to(delta.dtype)
             deltas.append(delta)
         return deltas
 
@@ -42,11 +44,16 @@ class Entries:
 
     def groups(self, cotangent: Cotangent) -> Tensor:
         """The group of each entry. [E]"""
-        owner, shape = cotangent.owner, cotangent.shape[:-1]
-        examples = owner.examples_of(shape, cotangent.groups.examples)
-        after = [1] * (len(shape) - owner.dim - 1)
-        groups = cotangent.groups.of_example[examples].view(-1, *after).expand(shape).reshape(-1)
+        groups = _groups_of(cotangent.shape[:-1], cotangent.owner, cotangent.groups, self.ids.device)
         return groups if self.places is None else groups[self.places]
+
+
+@lru_cache(maxsize=256)
+def _groups_of(shape: torch.Size, owner: Owner, groups: Groups, device: torch.device) -> Tensor:
+    """The group of each vector of an output, whose last dimension is left out of ``shape``."""
+    of_index = groups.of_example[owner.examples_of(shape, groups.examples)]
+    after = [1] * (len(shape) - owner.dim - 1)
+    return of_index.view(-1, *after).expand(shape).reshape(-1).to(device)
 
 
 class _Use:
@@ -55,7 +62,7 @@ class _Use:
         groups, ids = cotangent.groups.count, shape[0]
         values = entries.values(cotangent)  # [E, K, d]
         rows = values.new_zeros(groups * ids, *values.shape[1:])
-        rows.index_add_(0, entries.groups(cotangent).to(entries.ids.device) * ids + entries.ids, values)
+        rows.index_add_(0, entries.groups(cotangent) * ids + entries.ids, values)
         return rows.view(groups, ids, cotangent.tasks, -1).transpose(1, 2).reshape(-1, *shape)
 
 
@@ -81,21 +88,19 @@ class Bag(_Use):
 
     def load(self, node: Node) -> Entries:
         ids: Tensor = node._saved_indices  # type: ignore[attr-defined]
+        offsets: Tensor = node._saved_offsets  # type: ignore[attr-defined]
         padding = signed(node._saved_padding_idx)  # type: ignore[attr-defined]
-        bag: Tensor = node._saved_result1.long()  # type: ignore[attr-defined]
+        # The node keeps the bag of each id only for some kernels.
+        bag = torch.searchsorted(offsets, torch.arange(ids.shape[0], device=ids.device).to(offsets), right=True) - 1
         factor = _without(padding, ids)
         if node._saved_mode == 1:  # type: ignore[attr-defined]
-            mean = 1 / node._saved_result2[bag].clamp(min=1).unsqueeze(1)  # type: ignore[attr-defined]
+            counts = torch.bincount(bag, None if factor is None else factor.squeeze(1).double())
+            mean = 1 / counts.clamp(min=1).double()[bag].unsqueeze(1)
             factor = mean if factor is None else mean * factor
         weights: Tensor | None = node._saved_per_sample_weights  # type: ignore[attr-defined]
         if weights is not None:
             factor = weights.unsqueeze(1) if factor is None else weights.unsqueeze(1) * factor
         return Entries(ids, bag, factor, padding)
-
-
-def signed(value: int) -> int:
-    """Nodes report negative numbers as unsigned ones."""
-    return value - 2**64 if value >= 2**63 else value
 
 
 def _without(padding: int, ids: Tensor) -> Tensor | None:
@@ -108,17 +113,18 @@ class Tables(Block):
 
     def __init__(self, tables: Sequence[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]) -> None:
         self.tables = [(table, sparse) for table, sparse, _ in tables]
-        uses = [(number, entries, cotangent) for number, (_, _, uses) in enumerate(tables) for entries, cotangent in uses]
+        uses = [
+            (number, entries, cotangent) for number, (_, _, uses) in enumerate(tables) for entries, cotangent in uses
+        ]
         cotangent = uses[0][2]
         self.groups, self.tasks = cotangent.groups.count, cotangent.tasks
         self.uses = [(number, entries) for number, entries, _ in uses]
         first_id, offset = [], 0
         for table, _, _ in tables:
             first_id.append(offset)
-            offset += len(table)
+            offset += table.shape[0]
         self.ids = torch.cat([entries.ids + first_id[number] for number, entries, _ in uses])  # [E]
         self.group = torch.cat([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
-        self.group = self.group.to(self.ids.device)
         passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
         self.values = torch.stack([torch.cat(deltas) for deltas in passes], 1)  # [E, K, d]
 
@@ -135,7 +141,7 @@ class Tables(Block):
         gram = torch.diag_embed(own.permute(1, 2, 0)).permute(2, 0, 3, 1)  # [groups, K, groups, K]
         gram = gram.reshape(groups * tasks, groups * tasks)
         at = again.nonzero().squeeze(1)
-        if len(at):
+        if at.shape[0]:
             number = repeated.cumsum(0).sub_(1)[inverse[at]]  # of an id among the repeated ones
             for rows in self._merged(values[at], number, self.group[at], int(repeated.sum())):
                 gram += symmetric_product(rows)
@@ -159,8 +165,8 @@ class Tables(Block):
         grads, first = [], 0
         parts: dict[int, list[tuple[Entries, Tensor]]] = {}
         for number, entries in self.uses:
-            parts.setdefault(number, []).append((entries, summed[first : first + len(entries.ids)]))
-            first += len(entries.ids)
+            parts.setdefault(number, []).append((entries, summed[first : first + entries.ids.shape[0]]))
+            first += entries.ids.shape[0]
         for number, (table, sparse) in enumerate(self.tables):
             uses = parts[number]
             grads.append((table, (_sparse if sparse else _dense)(table, uses)))
@@ -172,7 +178,7 @@ def _dense(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:
     if len(uses) > 1:
         ids = torch.cat([entries.ids for entries, _ in uses])
         values = torch.cat([values for _, values in uses])
-    return torch.ops.aten.embedding_dense_backward(values, ids, len(table), -1, False)  # type: ignore[no-any-return]
+    return torch.ops.aten.embedding_dense_backward(values, ids, table.shape[0], -1, False)  # type: ignore[no-any-return]
 
 
 def _sparse(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:

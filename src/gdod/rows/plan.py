@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gdod.rows.contraction import Contraction
-from gdod.rows.graph import LEAF, Graph, moves_by_value
+from gdod.rows.graph import LEAF, Graph
 from gdod.rows.groups import Owner
 from gdod.rows.lookup import Bag, Lookup
 from gdod.rows.rules import Use, rule_for
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gdod.rows.recipe import Recipe
 
 Chain = tuple[tuple[int, int], ...]
+Consumers = dict[int, list[tuple[int, int, int]]]  # of a node: (consumer, its input, the node's output)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Plan:
     shared: tuple[Shared, ...]
     private: tuple[tuple[int, ...], ...]  # for each task the other leaves that it reaches
     nodes: tuple[int, ...]  # where cotangents are wanted
-    volatile: bool  # which example an element belongs to can change from step to step
+    way: tuple[tuple[int, int], ...]  # (node, output) of everything between the losses and there
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
 
 
@@ -69,7 +70,7 @@ class Plan:
 class Assignment:
     """Owners of the cotangents' elements, for one set of cotangent shapes, and what follows from them."""
 
-    owners: dict[int, list[Owner]] = field(default_factory=dict)
+    owners: dict[tuple[int, int], list[Owner]] = field(default_factory=dict)
     visits: int = 0
     settled: bool = False
     recipe: Recipe | None = None  # made in recipe.py
@@ -100,19 +101,33 @@ def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
         shared = [leaf for leaf in leaves if sum(leaf in reach for reach in reached) >= enough]
     else:
         shared = [leaf for leaf in leaves if id(graph.leaf(leaf)) in named]
-    consumers: dict[int, list[tuple[int, int, int]]] = {}
+    consumers: Consumers = {}
     for number, node in enumerate(graph.nodes):
         for slot, (child, output) in enumerate(node.next_functions):
             if child is not None:
                 consumers.setdefault(numbers[child], []).append((number, slot, output))
     found = tuple(_uses(graph, consumers, set(roots), leaf) for leaf in shared)
     others = [leaf for leaf in leaves if leaf not in set(shared)]
+    nodes = tuple(dict.fromkeys(place.node for parameter in found for place in parameter.places))
     return Plan(
         shared=found,
         private=tuple(tuple(leaf for leaf in others if leaf in reach) for reach in reached),
-        nodes=tuple(dict.fromkeys(place.node for parameter in found for place in parameter.places)),
-        volatile=any(moves_by_value(node) for node in graph.nodes),
+        nodes=nodes,
+        way=tuple(_way(graph, consumers, nodes)),
     )
+
+
+def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Outputs of ``nodes`` and of all nodes that pass a cotangent on to them."""
+    seen, stack = set(nodes), list(nodes)
+    yield from ((number, 0) for number in nodes)
+    while stack:
+        for consumer, _, _ in consumers.get(stack.pop(), ()):
+            if consumer not in seen:
+                seen.add(consumer)
+                stack.append(consumer)
+                outputs = len(graph.nodes[consumer]._input_metadata)
+                yield from ((consumer, output) for output in range(outputs))
 
 
 def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
@@ -124,9 +139,6 @@ def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
                 seen.add(number)
                 stack.append(number)
     return seen
-
-
-Consumers = dict[int, list[tuple[int, int, int]]]  # of a node: (consumer, its input, the node's output)
 
 
 def _uses(graph: Graph, consumers: Consumers, roots: set[int], leaf: int) -> Shared:

@@ -54,7 +54,11 @@ class Recipe:
 
 
 def make_recipe(
-    graph: Graph, plan: Plan, owners: dict[int, list[Owner]], shapes: dict[int, torch.Size], examples: int
+    graph: Graph,
+    plan: Plan,
+    owners: dict[int, list[Owner]],
+    shapes: dict[int, torch.Size],
+    examples: int,
 ) -> Recipe:
     products, tables, others, slow = [], [], [], []
     for shared in plan.shared:
@@ -77,7 +81,11 @@ def make_recipe(
 
 
 def _locate(
-    graph: Graph, shared: Shared, owners: dict[int, list[Owner]], shapes: dict[int, torch.Size], examples: int
+    graph: Graph,
+    shared: Shared,
+    owners: dict[int, list[Owner]],
+    shapes: dict[int, torch.Size],
+    examples: int,
 ) -> tuple[Parameter, str | None, bool]:
     located, why, mixes = [], shared.reason, False
     for place in shared.places:

@@ -88,4 +88,5 @@ def batch_normalised(node: Node) -> Factor:
         mean = node._saved_running_mean  # type: ignore[attr-defined]
         rstd = (node._saved_running_var + node._saved_eps).rsqrt()  # type: ignore[attr-defined]
     shape = (1, -1) + (1,) * (x.dim() - 2)
-    return (x - mean.view(shape)) * rstd.view(shape)
+    normalised: Tensor = (x - mean.view(shape)) * rstd.view(shape)
+    return normalised

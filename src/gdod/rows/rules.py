@@ -14,7 +14,14 @@ from gdod.rows.convolution import Convolution
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Owner
 from gdod.rows.lookup import Bag, Lookup
-from gdod.rows.reduction import Reduction, batch_normalised, constant, divisor, layer_normalised, saved
+from gdod.rows.reduction import (
+    Reduction,
+    batch_normalised,
+    constant,
+    divisor,
+    layer_normalised,
+    saved,
+)
 
 
 class Use(Protocol):

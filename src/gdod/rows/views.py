@@ -51,7 +51,7 @@ def output_shape(node: Node, output: int) -> torch.Size:
     """The shape of the tensor whose gradient this node takes."""
     if hasattr(node, "variable"):
         return node.variable.shape  # type: ignore[no-any-return]
-    return torch.Size(node._input_metadata[output].shape)  # type: ignore[attr-defined]
+    return torch.Size(node._input_metadata[output].shape)
 
 
 def undo(chain: Sequence[tuple[Node, int]], grad: Tensor) -> Tensor:
@@ -60,8 +60,8 @@ def undo(chain: Sequence[tuple[Node, int]], grad: Tensor) -> Tensor:
     ``chain`` holds (node, output number) from the parameter outwards.
     """
     for node, output in reversed(chain):
-        grads: list[Tensor | None] = [None] * len(node._input_metadata)  # type: ignore[attr-defined]
+        grads: list[Tensor | None] = [None] * len(node._input_metadata)
         grads[output] = grad
-        result = node(*grads)
+        result = node(*grads)  # type: ignore[operator]
         grad = result[0] if isinstance(result, tuple) else result
     return grad

@@ -1,0 +1,198 @@
+"""Time as a ratio to the plain step in the same minute, and peak memory in a process of its own."""
+
+import contextlib
+import ctypes
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.case import Case, SharedBottom, batches
+from benchmarks.ways import COMPETITORS, PLAIN, Competitor
+
+THREADS = 2
+WARM_UP = 5
+FEWEST_PAIRS, MOST_PAIRS = 3, 400
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A competitor's step over the plain step: median and quartiles over pairs timed in turn."""
+
+    case: Case
+    competitor: str
+    ratio: float
+    low: float
+    high: float
+    milliseconds: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    case: Case
+    competitor: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak resident memory of a few steps above that of the built model, in MB (10^6 bytes)."""
+
+    case: Case
+    competitor: str
+    megabytes: float
+
+
+def time_competitors(case: Case, competitors: list[Competitor], seconds: float) -> list[Timing | Skipped]:
+    """Time each competitor in turn with the plain step, for about ``seconds`` each."""
+    torch.set_num_threads(THREADS)
+    for competitor in competitors:
+        load(competitor, case)
+    torch.manual_seed(0)
+    model = SharedBottom(case)
+    optimizer = torch.optim.Adam(model.parameters()) if case.adam else None
+    feed = batches(case)
+
+    def timed(competitor: Competitor) -> Callable[[], float]:
+        way = competitor.way(case)
+
+        def once() -> float:
+            batch = next(feed)
+            start = time.perf_counter()
+            model.zero_grad()
+            way(model, batch)
+            if optimizer is not None:
+                optimizer.step()
+            return time.perf_counter() - start
+
+        return once
+
+    plain = timed(PLAIN)
+    for _ in range(WARM_UP):
+        plain()
+    results: list[Timing | Skipped] = []
+    for competitor in competitors:
+        if reason := competitor.refuses(case):
+            results.append(Skipped(case, competitor.name, reason))
+            continue
+        pairs = time_pairs(plain, timed(competitor), seconds)
+        ratios = [other / base for base, other in pairs]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        results.append(
+            Timing(
+                case=case,
+                competitor=competitor.name,
+                ratio=statistics.median(ratios),
+                low=quartiles[0],
+                high=quartiles[2],
+                milliseconds=1e3 * statistics.median(other for _, other in pairs),
+                pairs=len(pairs),
+            )
+        )
+    return results
+
+
+def time_pairs(plain: Callable[[], float], other: Callable[[], float], seconds: float) -> list[tuple[float, float]]:
+    """Pairs of times, one step each. If a single pair takes longer than ``seconds``, it is all."""
+    gc.collect()
+    start = time.perf_counter()
+    first = plain(), other()
+    if time.perf_counter() > start + seconds:
+        return [first]
+    for _ in range(WARM_UP):
+        if time.perf_counter() < start + seconds / 4:
+            other()
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < FEWEST_PAIRS or (time.perf_counter() < start + seconds and len(pairs) < MOST_PAIRS):
+        # Whoever goes second finds the caches as the first left them, so they take turns.
+        if len(pairs) % 2:
+            second = other()
+            pairs.append((plain(), second))
+        else:
+            pairs.append((plain(), other()))
+    return pairs
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc's allocator not to give memory back to the system between steps.
+
+    By default it gives back a step's large gradients or not, as the heap happens to lie, and a plain
+    step takes once or three times its time. Kept memory makes the plain step steady and fast, so
+    the ratios are steadier, and higher, than those of a process left alone.
+    """
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # mallopt's names for them, from malloc.h
+    allocator = ctypes.CDLL(None)
+    if not hasattr(allocator, "mallopt"):
+        raise SystemExit("--keep-memory needs glibc, whose allocator it sets; leave it out here")
+    allocator.mallopt(mmap_threshold, 2**25)  # the most that glibc takes
+    allocator.mallopt(trim_threshold, 2**31 - 1)
+    allocator.mallopt(top_pad, 2**26)
+
+
+def peak_memory(case: Case, competitor: Competitor) -> Memory:
+    """Measure in a new process: a peak never comes down again in the one that had it."""
+    order = json.dumps({"case": asdict(case), "competitor": competitor.name})
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.measure", order],
+        cwd=Path(__file__).parent.parent,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return Memory(case, competitor.name, float(child.stdout))
+
+
+def steps_peak(case: Case, competitor: Competitor, steps: int = 5) -> float:
+    """MB above the built model. Runs in the child."""
+    torch.set_num_threads(THREADS)
+    load(competitor, case)
+    model, way, feed = SharedBottom(case), competitor.way(case), batches(case)
+    gc.collect()
+    reset_peak()
+    before = peak_bytes()
+    for _ in range(steps):
+        model.zero_grad()
+        way(model, next(feed))
+    return (peak_bytes() - before) / 1e6
+
+
+def load(competitor: Competitor, case: Case) -> None:
+    """One step of a tiny model: libraries load code and workspace when they are first used."""
+    tiny = Case(tasks=case.tasks, groups=2, table_rows=10, batch=4, sparse=case.sparse)
+    competitor.way(tiny)(SharedBottom(tiny), next(batches(tiny)))
+
+
+def reset_peak() -> None:
+    """Bring the peak down to the memory in use now, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most resident memory so far, from Linux's own record if there is one.
+
+    ``getrusage`` is second choice: on Linux its figure outlives ``exec``, so a child starts with
+    the peak of the parent that started it, and nothing brings it down.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    chosen = next(one for one in COMPETITORS if one.name == order["competitor"])
+    print(steps_peak(Case(**order["case"]), chosen))

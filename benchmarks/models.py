@@ -1,0 +1,231 @@
+"""The models of `gdod.models` at the paper's sizes, on the fields of Census-Income.
+
+``python -m benchmarks.models`` times GDOD's step of each model against that model's own plain step;
+``python -m benchmarks.models --parameters`` counts their parameters.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+import gdod
+from benchmarks.measure import THREADS, WARM_UP, time_pairs
+from benchmarks.report import environment, markdown_table
+from gdod.models import (
+    MODELS,
+    Batch,
+    Categorical,
+    Model,
+    Numeric,
+    Schema,
+    Task,
+    build,
+    per_example_losses,
+)
+
+RESULTS = Path(__file__).parent / "results"
+BATCH = 256
+BARS = {2: 3.0, 6: 6.0}
+
+# Columns of Census-Income (KDD) and the number of their categories in its training data, without
+# "?", which is missing. Columns that define one of the six labels are left out.
+CATEGORIES = {
+    "class of worker": 9,
+    "detailed industry recode": 52,
+    "detailed occupation recode": 47,
+    "enroll in edu inst last wk": 3,
+    "major industry code": 24,
+    "major occupation code": 15,
+    "hispanic origin": 10,
+    "member of a labor union": 3,
+    "reason for unemployment": 6,
+    "tax filer stat": 6,
+    "region of previous residence": 6,
+    "state of previous residence": 50,
+    "detailed household and family stat": 38,
+    "detailed household summary in household": 8,
+    "migration code-change in msa": 9,
+    "migration code-change in reg": 8,
+    "migration code-move within reg": 9,
+    "live in this house 1 year ago": 3,
+    "migration prev res in sunbelt": 3,
+    "family members under 18": 5,
+    "country of birth father": 42,
+    "country of birth mother": 42,
+    "country of birth self": 42,
+    "citizenship": 5,
+    "own business or self employed": 3,
+    "fill inc questionnaire for veteran's admin": 3,
+    "veterans benefits": 3,
+    "year": 2,
+}
+NUMBERS = (
+    "age",
+    "wage per hour",
+    "capital gains",
+    "capital losses",
+    "dividends from stocks",
+    "instance weight",
+    "num persons worked for employer",
+    "weeks worked in year",
+)
+LABELS = ("income", "never married", "education", "full-time", "male", "white")
+CENSUS = Schema(
+    categorical=[Categorical(name, size) for name, size in CATEGORIES.items()],
+    numeric=[Numeric(name) for name in NUMBERS],
+)
+
+Example = tuple[Batch, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """GDOD's step over the plain step: median and quartiles over pairs timed in turn."""
+
+    model: str
+    tasks: int
+    ratio: float
+    low: float
+    high: float
+    plain_milliseconds: float
+    pairs: int
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(name) for name in LABELS[:count]]
+
+
+def examples(count: int, batches: int = 20) -> Iterator[Example]:
+    """Random ids with a long tail, numbers and labels."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor(list(CATEGORIES.values()))
+
+    def draw() -> Example:
+        place = torch.rand(BATCH, len(sizes), generator=generator) ** 2
+        ids = (place * sizes).long() + 1  # [B, F]
+        numbers = torch.randn(BATCH, len(NUMBERS), generator=generator)  # [B, G]
+        labels = torch.rand(count, BATCH, generator=generator).lt(0.3).float()  # [K, B]
+        return Batch(ids, numbers), dict(zip(LABELS, labels, strict=False))
+
+    return cycle([draw() for _ in range(batches)])
+
+
+def plain(losses: dict[str, Tensor]) -> None:
+    torch.stack([loss.mean() for loss in losses.values()]).sum().backward()
+
+
+def with_gdod(losses: dict[str, Tensor]) -> None:
+    gdod.backward(losses, gdod.GDOD(groups=16))
+
+
+def step(model: Model, feed: Iterator[Example], back: Callable[[dict[str, Tensor]], None]) -> float:
+    """Seconds for a forward and a backward pass."""
+    batch, labels = next(feed)
+    start = time.perf_counter()
+    model.zero_grad()
+    back(per_example_losses(model(batch), labels, model.tasks).losses)
+    return time.perf_counter() - start
+
+
+def measure(name: str, count: int, seconds: float) -> Measured:
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    model, feed = build(name, CENSUS, tasks(count)), examples(count)
+    for _ in range(WARM_UP):
+        step(model, feed, plain)
+    pairs = time_pairs(
+        lambda: step(model, feed, plain), lambda: step(model, feed, with_gdod), seconds
+    )
+    ratios = [other / base for base, other in pairs]
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return Measured(
+        model=name,
+        tasks=count,
+        ratio=statistics.median(ratios),
+        low=quartiles[0],
+        high=quartiles[2],
+        plain_milliseconds=1e3 * statistics.median(base for base, _ in pairs),
+        pairs=len(pairs),
+    )
+
+
+def as_markdown(results: list[Measured]) -> str:
+    about = ", ".join(f"{name} {value}" for name, value in environment().items())
+    rows = []
+    for one in results:
+        bar = BARS[one.tasks]
+        rows.append(
+            [
+                one.model,
+                str(one.tasks),
+                f"{one.plain_milliseconds:.2f} ms",
+                f"{one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})",
+                f"≤ {bar:g}: {'ok' if one.ratio <= bar else 'missed'}",
+            ]
+        )
+    parts = [
+        "# Speed of a GDOD step for each model",
+        f"`python -m benchmarks.models` on {about}.",
+        "Forward and backward pass at the paper's sizes on the fields of Census-Income, batch 256, "
+        "16 groups, over the same model's plain step: median over pairs of steps timed in turn, "
+        "with the quartiles.",
+        markdown_table(["model", "tasks", "plain step", "GDOD / plain", "bar"], rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def parameters_table() -> str:
+    """Parameters of each model: shared ones and those of a single task."""
+    rows = []
+    for name in MODELS:
+        row = [name]
+        for count in BARS:
+            model = build(name, CENSUS, tasks(count))
+            shared = sum(parameter.numel() for parameter in model.shared_parameters())
+            everything = sum(parameter.numel() for parameter in model.parameters())
+            row += [f"{everything:,}", f"{shared:,}"]
+        rows.append(row)
+    header = ["model"]
+    for count in BARS:
+        header += [f"{count} tasks", "of them shared"]
+    return markdown_table(header, rows)
+
+
+def write(results: list[Measured], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"environment": environment(), "results": [asdict(one) for one in results]}
+    (folder / "models.json").write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "models.md").write_text(as_markdown(results))
+
+
+def main(
+    parameters: Annotated[bool, typer.Option(help="Only count parameters.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help="Only these models.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each model and K.")] = 3.0,
+    out: Annotated[Path, typer.Option(help="Folder for models.json and models.md.")] = RESULTS,
+) -> None:
+    """Print ratios of GDOD's step to the plain step, and write them as JSON and Markdown."""
+    if parameters:
+        print(parameters_table())
+        return
+    results = []
+    for name in model or MODELS:
+        for count in BARS:
+            print(f"time: {name}, {count} tasks", file=sys.stderr, flush=True)
+            results.append(measure(name, count, seconds))
+    print(as_markdown(results))
+    write(results, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,189 @@
+"""Results as JSON and Markdown, and the speed contract judged by them."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.case import Case
+from benchmarks.measure import THREADS, Memory, Skipped, Timing
+from benchmarks.ways import COMPETITORS, GDOD, PLAIN
+
+LARGE = 1_000_000
+MEGABYTES_THAT_COUNT_AS_FLAT = 10
+
+
+@dataclass
+class Results:
+    command: str
+    timings: list[Timing | Skipped] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+
+    def ratio(self, case: Case) -> float | None:
+        """GDOD's median ratio to the plain step, if it was measured."""
+        for timing in self.timings:
+            if isinstance(timing, Timing) and (timing.case, timing.competitor) == (case, GDOD.name):
+                return timing.ratio
+        return None
+
+    def megabytes(self, case: Case) -> float | None:
+        """GDOD's peak memory, if it was measured."""
+        for memory in self.memory:
+            if (memory.case, memory.competitor) == (case, GDOD.name):
+                return memory.megabytes
+        return None
+
+    def as_json(self) -> str:
+        content = {
+            "command": self.command,
+            "environment": environment(),
+            "contract": [asdict(promise) for promise in contract(self)],
+            "timings": [asdict(timing) for timing in self.timings],
+            "memory": [asdict(memory) for memory in self.memory],
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+    def as_markdown(self) -> str:
+        about = ", ".join(f"{name} {value}" for name, value in environment().items())
+        parts = ["# Speed and memory of one step", f"`{self.command}` on {about}."]
+        parts += ["## The speed contract", contract_table(contract(self))]
+        if self.timings:
+            parts += [
+                "## Time, as a ratio to a plain forward and backward pass",
+                "Median over pairs of steps timed in turn in one process, with the quartiles. The "
+                "column plain is the plain step against itself: what the machine's noise makes of "
+                "1. Cases with Adam time the whole training step. Tables have 8 columns. Empty: "
+                "not run.",
+                timing_table(self.timings),
+            ]
+        if self.memory:
+            parts += [
+                "## Peak memory above the built model, in MB",
+                "Each in a process of its own. A dense gradient of two tables of 1,000,000 × 8 is "
+                "64 MB of it, whatever the way; with `sparse=True` there is none.",
+                memory_table(self.memory),
+            ]
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "step.json").write_text(self.as_json())
+        (folder / "step.md").write_text(self.as_markdown())
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A line of the speed contract: at most ``bar``, and at most ``aim`` if we do well."""
+
+    what: str
+    measured: float | None
+    bar: float
+    aim: float
+    unit: str = "×"
+
+    def verdict(self, limit: float) -> str:
+        if self.measured is None:
+            return "not measured"
+        return "ok" if self.measured <= limit else "missed"
+
+
+def contract(results: Results) -> list[Promise]:
+    def growth() -> float | None:
+        small = results.megabytes(Case(sparse=True))
+        large = results.megabytes(Case(table_rows=LARGE, sparse=True))
+        return None if small is None or large is None else large - small
+
+    return [
+        Promise("GDOD / plain step, K=2", results.ratio(Case()), 2.5, 1.6),
+        Promise("GDOD / plain step, K=6", results.ratio(Case(tasks=6)), 5.0, 3.0),
+        Promise("GDOD / plain step with dense Adam, K=2", results.ratio(Case(adam=True)), 1.3, 1.1),
+        Promise(
+            f"GDOD's peak memory, tables of {LARGE:,}",
+            results.megabytes(Case(table_rows=LARGE)),
+            bar=150,
+            aim=150,
+            unit=" MB",
+        ),
+        Promise(
+            f"its growth from tables of 100,000 to {LARGE:,}, sparse=True (0 is flat)",
+            growth(),
+            bar=MEGABYTES_THAT_COUNT_AS_FLAT,
+            aim=MEGABYTES_THAT_COUNT_AS_FLAT,
+            unit=" MB",
+        ),
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {
+        "Python": platform.python_version(),
+        "torch": version("torch"),
+        "torchjd": version("torchjd"),
+        "threads": str(THREADS),
+        "cores": str(os.cpu_count()),
+        "CPU": processor(),
+    }
+
+
+def processor() -> str:
+    """The processor's name; ``platform.processor`` is often empty on Linux."""
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def contract_table(promises: Sequence[Promise]) -> str:
+    rows = []
+    for promise in promises:
+        measured = "–" if promise.measured is None else f"{promise.measured:.2f}{promise.unit}"
+        limits = [f"≤ {limit:g}{promise.unit}: {promise.verdict(limit)}" for limit in (promise.bar, promise.aim)]
+        rows.append([promise.what, measured, *limits])
+    return markdown_table(["what", "measured", "bar", "aim"], rows)
+
+
+def timing_table(timings: Sequence[Timing | Skipped]) -> str:
+    names = present([timing.competitor for timing in timings])
+    cells = {(timing.case, timing.competitor): timing for timing in timings}
+    rows = []
+    for case in dict.fromkeys(timing.case for timing in timings):
+        base = cells.get((case, PLAIN.name))
+        milliseconds = f"{base.milliseconds:.2f} ms" if isinstance(base, Timing) else ""
+        row = [str(case), milliseconds]
+        rows.append(row + [timing_cell(cells.get((case, name))) for name in names])
+    return markdown_table(["case", "plain step", *names], rows)
+
+
+def timing_cell(timing: Timing | Skipped | None) -> str:
+    if timing is None:
+        return ""
+    if isinstance(timing, Skipped):
+        return timing.reason
+    digits = 2 if timing.ratio < 20 else 0
+    median, low, high = (f"{x:.{digits}f}" for x in (timing.ratio, timing.low, timing.high))
+    return median if timing.pairs == 1 else f"{median} ({low}–{high})"
+
+
+def memory_table(memory: Sequence[Memory]) -> str:
+    names = present([one.competitor for one in memory])
+    cells = {(one.case, one.competitor): f"{one.megabytes:.0f}" for one in memory}
+    rows = [
+        [str(case), *(cells.get((case, name), "") for name in names)]
+        for case in dict.fromkeys(one.case for one in memory)
+    ]
+    return markdown_table(["case", *names], rows)
+
+
+def present(measured: Sequence[str]) -> list[str]:
+    """Names in the order of the competitors."""
+    return [one.name for one in COMPETITORS if one.name in measured]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,96 @@
+"""Measure one training step of GDOD against the plain step and against other ways.
+
+``make bench`` runs everything (a few minutes); ``python -m benchmarks.step --help`` says how to run
+a part of it.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.case import Case, variations
+from benchmarks.measure import keep_freed_memory, peak_memory, time_competitors
+from benchmarks.report import LARGE, Results
+from benchmarks.ways import BATCHED, COMPETITORS, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
+
+RESULTS = Path(__file__).parent / "results"
+
+Plan = list[tuple[Case, list[Competitor]]]
+
+
+class Part(StrEnum):
+    ALL = "all"
+    CONTRACT = "contract"
+    SPEED = "speed"
+    MEMORY = "memory"
+
+
+def speed_plan(part: Part) -> Plan:
+    if part is Part.CONTRACT:
+        return [(case, [PLAIN, GDOD, TORCHJD]) for case in (Case(), Case(tasks=6), Case(adam=True))]
+    return [] if part is Part.MEMORY else [(case, speed_rivals(case)) for case in variations()]
+
+
+def speed_rivals(case: Case) -> list[Competitor]:
+    """Everyone, but for those whose step takes seconds where they would tell nothing new."""
+    if case.adam:
+        return [PLAIN, GDOD, TORCHJD]
+    few = case in [Case(tasks=tasks, groups=groups) for tasks in (2, 6) for groups in (4, 16)]
+    return [one for one in COMPETITORS if few or one is not NAIVE]
+
+
+def memory_plan(part: Part) -> Plan:
+    contract: Plan = [
+        (Case(table_rows=LARGE), [PLAIN, GDOD]),
+        (Case(sparse=True), [PLAIN, GDOD]),
+        (Case(table_rows=LARGE, sparse=True), [PLAIN, GDOD]),
+    ]
+    if part is Part.CONTRACT:
+        return contract
+    if part is Part.SPEED:
+        return []
+    return [
+        (Case(), [PLAIN, GDOD, TORCHJD, BATCHED, NAIVE]),
+        (Case(tasks=6), [PLAIN, GDOD, TORCHJD, BATCHED]),
+        (Case(batch=2048), [PLAIN, GDOD, TORCHJD]),
+        (Case(tasks=6, table_rows=LARGE), [PLAIN, GDOD, TORCHJD]),
+        *contract,
+    ]
+
+
+def main(
+    only: Annotated[Part, typer.Option(help="Measure only this part.")] = Part.ALL,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each competitor in each case.")] = 2.0,
+    keep_memory: Annotated[
+        bool, typer.Option("--keep-memory", help="Time with an allocator that keeps freed memory.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for step.json and step.md.")] = RESULTS,
+) -> None:
+    """Print ratios to a plain forward and backward pass, and write them as JSON and Markdown."""
+    command = " ".join(["python -m benchmarks.step", *sys.argv[1:]])
+    results = Results("make bench" if command == "python -m benchmarks.step" else command)
+    # Memory first: its processes start from a parent that is still small.
+    for case, competitors in memory_plan(only):
+        for competitor in competitors:
+            note(f"memory: {case}: {competitor.name}")
+            results.memory.append(peak_memory(case, competitor))
+    if keep_memory:
+        keep_freed_memory()
+    for case, competitors in speed_plan(only):
+        note(f"time: {case}")
+        results.timings += time_competitors(case, competitors, seconds)
+    print(results.as_markdown())
+    results.write(out)
+    note(f"written to {out}")
+
+
+def note(text: str) -> None:
+    """Progress goes to stderr, so that stdout holds the report alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

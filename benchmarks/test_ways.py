@@ -1,0 +1,42 @@
+"""The ways must compute the same thing, or their times say nothing."""
+
+import pytest
+import torch
+
+from benchmarks.case import Case, SharedBottom, batches
+from benchmarks.measure import Timing, time_competitors
+from benchmarks.report import Results
+from benchmarks.ways import BATCHED, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
+
+SMALL = Case(tasks=3, groups=3, table_rows=20, batch=16)
+
+
+def gradients(competitor: Competitor, case: Case) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = SharedBottom(case)
+    competitor.way(case)(model, next(batches(case)))
+    grads = [parameter.grad for parameter in [*model.shared(), *model.private()]]
+    assert all(grad is not None for grad in grads)
+    return [grad for grad in grads if grad is not None]
+
+
+@pytest.mark.parametrize("way", [NAIVE, BATCHED], ids=lambda way: way.name)
+def test_other_ways_to_gdod_agree_with_the_engine(way: Competitor) -> None:
+    for grad, expected in zip(gradients(way, SMALL), gradients(GDOD, SMALL), strict=True):
+        torch.testing.assert_close(grad, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_torchjd_leaves_the_heads_their_plain_gradient() -> None:
+    heads = len(SharedBottom(SMALL).private())
+    plain, pcgrad = gradients(PLAIN, SMALL)[-heads:], gradients(TORCHJD, SMALL)[-heads:]
+    for grad, expected in zip(pcgrad, plain, strict=True):
+        torch.testing.assert_close(grad, expected)
+
+
+def test_a_measurement_reaches_the_report() -> None:
+    results = Results("test", time_competitors(SMALL, [PLAIN, GDOD], seconds=0.05))
+    plain = results.timings[0]
+    assert isinstance(plain, Timing)
+    assert plain.low <= plain.ratio <= plain.high
+    assert str(SMALL) in results.as_markdown()
+    assert "GDOD" in results.as_json()
