@@ -54,7 +54,6 @@ class Memory:
 
 def time_competitors(case: Case, competitors: list[Competitor], seconds: float) -> list[Timing | Skipped]:
     """Time each competitor in turn with the plain step, for about ``seconds`` each."""
-    torch.set_num_threads(THREADS)
     for competitor in competitors:
         load(competitor, case)
     torch.manual_seed(0)
@@ -153,7 +152,6 @@ def peak_memory(case: Case, competitor: Competitor) -> Memory:
 
 def steps_peak(case: Case, competitor: Competitor, steps: int = 5) -> float:
     """MB above the built model. Runs in the child."""
-    torch.set_num_threads(THREADS)
     load(competitor, case)
     model, way, feed = SharedBottom(case), competitor.way(case), batches(case)
     gc.collect()
@@ -193,6 +191,7 @@ def peak_bytes() -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(THREADS)
     order = json.loads(sys.argv[1])
     chosen = next(one for one in COMPETITORS if one.name == order["competitor"])
     print(steps_peak(Case(**order["case"]), chosen))

@@ -9,10 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from benchmarks.case import Case, variations
-from benchmarks.measure import keep_freed_memory, peak_memory, time_competitors
+from benchmarks.measure import THREADS, keep_freed_memory, peak_memory, time_competitors
 from benchmarks.report import LARGE, Results
 from benchmarks.ways import BATCHED, COMPETITORS, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
 
@@ -79,6 +80,7 @@ def main(
             results.memory.append(peak_memory(case, competitor))
     if keep_memory:
         keep_freed_memory()
+    torch.set_num_threads(THREADS)
     for case, competitors in speed_plan(only):
         note(f"time: {case}")
         results.timings += time_competitors(case, competitors, seconds)

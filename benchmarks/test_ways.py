@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.case import Case, SharedBottom, batches
 from benchmarks.measure import Timing, time_competitors
-from benchmarks.report import Results
+from benchmarks.report import Results, contract
 from benchmarks.ways import BATCHED, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
 
 SMALL = Case(tasks=3, groups=3, table_rows=20, batch=16)
@@ -31,6 +31,20 @@ def test_torchjd_leaves_the_heads_their_plain_gradient() -> None:
     plain, pcgrad = gradients(PLAIN, SMALL)[-heads:], gradients(TORCHJD, SMALL)[-heads:]
     for grad, expected in zip(pcgrad, plain, strict=True):
         torch.testing.assert_close(grad, expected)
+
+
+def test_a_bar_is_judged_only_if_the_machine_was_steady() -> None:
+    def promise(plain: float, measured: float, pairs: int = 50) -> str:
+        timings = [
+            Timing(Case(), name, ratio, low=ratio, high=ratio, milliseconds=1.0, pairs=pairs)
+            for name, ratio in ((PLAIN.name, plain), (GDOD.name, measured))
+        ]
+        return contract(Results("test", [*timings]))[0].verdict(2.5)
+
+    assert promise(plain=1.05, measured=2.4) == "ok"
+    assert promise(plain=1.05, measured=2.6) == "missed"
+    assert promise(plain=0.6, measured=2.4) == "machine too busy to tell"
+    assert promise(plain=1.0, measured=2.4, pairs=3) == "machine too busy to tell"
 
 
 def test_a_measurement_reaches_the_report() -> None:

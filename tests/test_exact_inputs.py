@@ -52,6 +52,21 @@ def may_warn() -> Iterator[None]:
 
 RULES = pytest.mark.parametrize("rule", ["sign", "product", "weighted"])
 
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_of_the_reference_average_to_the_task_gradients(masked: bool) -> None:
+    """Line 1 of Algorithm 1, by one backward pass a task: the reference is right about its rows."""
+    model, inputs = problem()
+    losses = model(*inputs)
+    mask = [torch.tensor(task, dtype=torch.bool) for task in MASKS["whole groups"]] if masked else None
+    target = expected(model, losses, groups=4, mask=mask, task_weights=[1.0, 2.0, 0.5])
+    for i, weight in enumerate([1.0, 2.0, 0.5]):
+        mean = losses[i].mean() if mask is None else losses[i][mask[i]].mean()
+        grads = torch.autograd.grad(weight * mean, list(model.trunk.parameters()), retain_graph=True)
+        want = torch.cat([grad.reshape(-1) for grad in grads])
+        torch.testing.assert_close(target.algorithm.gradients[i], want)
+
+
 # --- tasks, groups, batches ----------------------------------------------------------------------
 
 

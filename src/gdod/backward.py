@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.info import Info
-from gdod.losses import Losses, Masks, Tasks, TaskWeights, read
+from gdod.losses import Losses, Masks, Tasks, TaskWeights, means, read
 from gdod.methods import GDOD, Gram, Method, Weights
 from gdod.rows import Groups, Rows, collect
 
@@ -57,13 +58,15 @@ def backward(
     groups = Groups(batch, batch if method.groups is None else min(method.groups, batch))
     with torch.no_grad(), _full_precision(tasks.values.device.type):
         rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
-        gram, weights = _weigh(method, rows, tasks)
-        update = _update(rows, gram, weights)
+        shares = _shares(tasks, groups)
+        gram, weights = _weigh(method, rows, tasks, shares)
+        update = _update(rows, shares, weights)
+        rows.release()
         for parameter, grad in (*update, *_unaliased(rows.private)):
             _accumulate(parameter, grad)
     return Info(
         tasks=tasks.names,
-        losses=tasks.means().cpu(),
+        mean_losses=partial(means, tasks.values, tasks.labelled),
         shared=rows.shared,
         slow=rows.slow,
         passes=rows.passes,
@@ -94,47 +97,76 @@ def _parameters(shared: Iterable[Tensor]) -> list[Tensor]:
     return parameters
 
 
-def _averages(tasks: Tasks, groups: Groups) -> Tensor:
-    """C [K, N]: the share of a task's labelled examples that lies in each group."""
+@dataclass(frozen=True)
+class _Shares:
+    """How a task's mean loss is spread over groups, and what follows for rows."""
+
+    averages: Tensor  # C [K, N]: the share of a task's labelled examples that lies in each group
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """From the part of a task's gradient that a group contributes to the group's own mean. [N]"""
+        share = self.averages.sum(0)
+        return torch.where(share > 0, 1 / share, 0.0)
+
+    @cached_property
+    def inverses(self) -> Tensor:
+        """[N, N]"""
+        return self.inverse * self.inverse.unsqueeze(1)
+
+    @cached_property
+    def empty(self) -> Tensor | None:
+        """Which rows have no examples. [N]"""
+        empty = self.inverse == 0
+        return empty if bool(empty.any()) else None
+
+
+def _shares(tasks: Tasks, groups: Groups) -> _Shares:
     if tasks.labelled is None:
-        return _averages_of_all(len(tasks.names), groups)
+        return _shares_of_all(len(tasks.names), groups)
     labels = tasks.labelled.cpu().double()
     in_group = torch.zeros(len(labels), groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)
     share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)  # [K, n]
-    return torch.diag_embed(share.T).flatten(0, 1).T  # [n, K, K] -> [K, N]
+    return _Shares(torch.diag_embed(share.T).flatten(0, 1).T)  # [n, K, K] -> [K, N]
 
 
 @lru_cache(maxsize=64)
-def _averages_of_all(tasks: int, groups: Groups) -> Tensor:
+def _shares_of_all(tasks: int, groups: Groups) -> _Shares:
     share = torch.bincount(groups.of_example).double() / groups.examples
-    return torch.eye(tasks, dtype=torch.float64).repeat(1, groups.count) * share.repeat_interleave(tasks)
+    return _Shares(torch.eye(tasks, dtype=torch.float64).repeat(1, groups.count) * share.repeat_interleave(tasks))
 
 
-def _weigh(method: Method, rows: Rows, tasks: Tasks) -> tuple[Gram, Weights]:
+def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[Gram, Weights]:
     """Asks the method, with inner products in the rows' own precision first if that can be enough."""
-    averages = _averages(tasks, rows.groups)
     eps = rows.precision
     for precise in (False, True) if eps > 1e-12 else (True,):
         matrix = rows.gram(precise)
-        lengths = matrix.diagonal()[averages.sum(0) > 0]
-        if not precise and not bool(((lengths > _SMALL) & (lengths < _LARGE)).all()):
+        if not precise and not _in_range(matrix.diagonal(), shares.empty):
             continue
-        share = averages.sum(0)
-        scale = torch.where(share > 0, 1 / share, 0.0)
-        matrix = matrix * scale * scale.unsqueeze(1)
-        if not bool(matrix.isfinite().all()):
+        matrix *= shares.inverses
+        if precise and not bool(matrix.isfinite().all()):
             _refuse_gradients(matrix, tasks)
         gram = Gram(
             matrix,
-            averages,
+            shares.averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
-            random_rows=partial(rows.random_rows, averages),
+            random_rows=partial(rows.random_rows, shares.averages),
         )
         weights = method.weigh(gram)
         if weights.reliable:
             break
     return gram, weights
+
+
+def _in_range(lengths: Tensor, empty: Tensor | None) -> bool:
+    """Whether squared lengths in float32 have all their digits; not so for zero, inf and nan."""
+    if empty is not None:
+        lengths = lengths[~empty]
+    if lengths.numel() == 0:
+        return False
+    least, most = torch.aminmax(lengths)
+    return float(least) > _SMALL and float(most) < _LARGE
 
 
 def _refuse_gradients(matrix: Tensor, tasks: Tasks) -> None:
@@ -146,12 +178,11 @@ def _refuse_gradients(matrix: Tensor, tasks: Tasks) -> None:
     )
 
 
-def _update(rows: Rows, gram: Gram, weights: Weights) -> Sequence[tuple[Tensor, Tensor]]:
+def _update(rows: Rows, shares: _Shares, weights: Weights) -> Sequence[tuple[Tensor, Tensor]]:
     if weights.random_rows is not None:
         source, of_random = weights.random_rows
         return source.combine(of_random)
-    share = gram.averages.sum(0)
-    return rows.combine(torch.where(share > 0, weights.rows / share, 0.0))
+    return rows.combine(weights.rows * shares.inverse)
 
 
 def _unaliased(grads: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,5 +1,6 @@
 """What happened in one call of `gdod.backward`. Everything is worked out when it is asked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,8 +15,7 @@ from gdod.rows import SlowPath
 @dataclass(frozen=True)
 class Info:
     tasks: tuple[str, ...]
-    losses: Tensor
-    """Mean loss of each task over its labelled examples, before task weights. [K]"""
+    mean_losses: Callable[[], Tensor] = field(repr=False)
     shared: tuple[Tensor, ...] = field(repr=False)
     """The parameters that were treated as shared."""
     slow: tuple[SlowPath, ...]
@@ -25,6 +25,11 @@ class Info:
     gram: Gram = field(repr=False)
     """Inner products of the rows."""
     weights: Weights = field(repr=False)
+
+    @cached_property
+    def losses(self) -> Tensor:
+        """Mean loss of each task over its labelled examples, before task weights; nan without labels. [K]"""
+        return self.mean_losses()
 
     @cached_property
     def norms(self) -> Tensor:

@@ -24,7 +24,7 @@ class Tasks:
     targets: tuple[Target, ...]
     values: Tensor  # [K, B], detached
     labelled: Tensor | None  # [K, B], bool; None: everything is
-    weights: Tensor  # [K], float64
+    weights: Tensor | None  # [K], float64; None: all 1
 
     @property
     def counts(self) -> Tensor:
@@ -35,17 +35,20 @@ class Tasks:
 
     def seeds(self) -> Tensor:
         """The derivative of a task's weighted mean loss by each example's loss. [K, B]"""
-        scale = (self.weights / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
-        if self.labelled is None:
-            return scale.expand_as(self.values).contiguous()
-        return self.labelled * scale
+        if self.labelled is None and self.weights is None:
+            return torch.full_like(self.values, 1 / self.values.shape[1])
+        weights = torch.ones(len(self.names)) if self.weights is None else self.weights
+        scale = (weights.double() / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
+        labelled = torch.ones_like(self.values) if self.labelled is None else self.labelled
+        return labelled * scale
 
-    def means(self) -> Tensor:
-        """Mean loss of each task; not a number for a task without labels. [K]"""
-        values = self.values.double()
-        if self.labelled is None:
-            return values.mean(1)
-        return torch.where(self.labelled, values, 0.0).sum(1) / self.labelled.sum(1)
+
+def means(values: Tensor, labelled: Tensor | None) -> Tensor:
+    """Mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
+    values = values.double()
+    if labelled is None:
+        return values.mean(1).cpu()
+    return (torch.where(labelled, values, 0.0).sum(1) / labelled.sum(1)).cpu()
 
 
 def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -> Tasks:
@@ -166,9 +169,9 @@ def _mask(mask: Masks, names: tuple[str, ...], batch: int) -> Tensor:
     return torch.stack(parts)
 
 
-def _weights(task_weights: TaskWeights | None, names: tuple[str, ...]) -> Tensor:
+def _weights(task_weights: TaskWeights | None, names: tuple[str, ...]) -> Tensor | None:
     if task_weights is None:
-        return torch.ones(len(names), dtype=torch.float64)
+        return None
     if isinstance(task_weights, Mapping):
         if set(map(str, task_weights)) != set(names):
             raise InputError(

@@ -119,10 +119,11 @@ class _OnBasis(Method):
         found = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
         values, vectors = found.values.unsqueeze(1), found.vectors
         along = vectors.T @ gram.averages.T  # Uᵀ cᵢ [r, K]
-        # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
-        # places in U are lost in rounding; for small eigenvalues it is the less exact one.
-        through = (vectors.T @ gram.with_tasks) / values
-        along = torch.where(gram.norms**2 < values * gram.averages.square().sum(1), through, along)
+        if not gram.is_balanced:
+            # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
+            # places in U are lost in rounding; for small eigenvalues it is the less exact one.
+            through = (vectors.T @ gram.with_tasks) / values
+            along = torch.where(gram.norms**2 < values * gram.averages.square().sum(1), through, along)
         projections = values.sqrt() * along
         factors = self.scale(_rounded(projections, gram))
         exact = gram.error <= 1e-12 or values.numel() == 0
@@ -135,15 +136,19 @@ class _OnBasis(Method):
         """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
 
         First-order perturbation theory: an error of size e turns eigenvector a towards b by
-        e / (λ_a - λ_b); it may also turn the sign of a small projection; and what lies along
-        eigenvalues near e, or below the tolerance, is not to be trusted at all.
+        e / (λ_a - λ_b), which matters where the two are scaled differently; it may also turn the
+        sign of a small projection, which matters where that changes what is kept; and what lies
+        along eigenvalues near e, or below the tolerance, is not to be trusted at all.
         """
         error = gram.error * float(gram.matrix.diagonal().max())
         turn = (error / (values.unsqueeze(1) - values).abs_().clamp_(min=error)).square_().fill_diagonal_(0)
         square = along**2
-        spread = turn @ square  # squared error of Uᵀ cᵢ
-        doubtful = (square < 16 * spread).any(1) | (values < 64 * error)
-        drift = (values @ spread).sum() + (values * doubtful) @ along.abs().sum(1).square_()
+        spread, once, twice = (turn @ torch.cat([square, factors * square, factors**2 * square], 1)).tensor_split(3, 1)
+        drift = (values @ (factors**2 * spread - 2 * factors * once + twice)).sum()  # Σ (ω_a - ω_b)² p_b²
+        doubtful = (square < 16 * spread) | (values < 64 * error).unsqueeze(1)
+        if bool(doubtful.any()):
+            turned = self.scale(torch.where(doubtful, -along, along))
+            drift += values @ ((turned - factors) * along).abs_().sum(1).square_()
         if self.rank is None:
             outside = (gram.averages.square().sum() - square.sum()).clamp_(min=0)
             drift += gram.tolerance * values[-1] * outside

@@ -11,6 +11,8 @@ from torch import Tensor
 _EPS = torch.finfo(torch.float64).eps
 # A projection below this share of its task's gradient counts as zero.
 _ZERO = 1e-10
+# Squared length of a task gradient, relative to its rows', above which rounding is far away.
+_BALANCED = 1e-6
 
 
 class RandomRows(Protocol):
@@ -31,14 +33,15 @@ class Gram:
     averages: Tensor  # C [K, N]: the gradient of task i is C[i] @ M
     row_error: float = _EPS  # relative rounding error of the rows
     error: float = _EPS  # typical one of an inner product, relative to the lengths multiplied
+    losses: Tensor | None = None  # mean loss of each task, before task weights; nan without labels [K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # A row that is zero belongs to no direction. Without its share of the average a task whose
         # rows are all zero has projections that are exactly zero.
-        present = self.matrix.diagonal() > 0
-        if not bool(present.all()):
-            object.__setattr__(self, "averages", torch.where(present, self.averages, 0.0))
+        lengths = self.matrix.diagonal()
+        if not float(lengths.min()) > 0:
+            object.__setattr__(self, "averages", torch.where(lengths > 0, self.averages, 0.0))
 
     @property
     def tasks(self) -> int:
@@ -48,6 +51,13 @@ class Gram:
     def tolerance(self) -> float:
         """Eigenvalues below this share of the largest are rounding errors, not directions."""
         return len(self.matrix) * max(self.row_error**2, self.error)
+
+    @cached_property
+    def is_balanced(self) -> bool:
+        """Whether every task gradient is of the order of the largest rows, so that rounding spares it."""
+        largest = float(self.matrix.diagonal().max()) * float(self.averages.square().sum(1).max())
+        least: float = min(self.of_tasks.diagonal().tolist())
+        return least > _BALANCED * largest
 
     @cached_property
     def zero(self) -> Tensor:

@@ -2,7 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ class Weights:
     """The update is the sum of the rows, each times its weight."""
 
     rows: Tensor  # [N]
+    heads: Tensor | None = None  # a factor for the gradient of each task's own parameters; None: 1 [K]
     reliable: bool = True  # False: the Gram matrix was too inexact to tell
     random_rows: tuple[RandomRows, Tensor] | None = None  # in place of rows: vectors drawn, their weights
     projections: Tensor | None = None  # of the task gradients on the basis vectors, if there is a basis [r, K]
@@ -53,6 +56,15 @@ class Method(ABC):
     def weigh(self, gram: Gram) -> Weights:
         """The rows' weights."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the method remembers from step to step: tensors and numbers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        if state:
+            raise InputError(f"{self!r} remembers nothing, but the state holds {', '.join(map(repr, state))}")
+
     def from_gram(self, gram: Tensor, *, tasks: int, averages: Tensor | None = None) -> Weights:
         """Row weights from a Gram matrix [N, N] of rows ordered group by group (row g * tasks + i).
 
@@ -67,6 +79,35 @@ class Method(ABC):
         weights = self.weigh(gram)
         update = weights.rows @ flat
         return update.to(rows.dtype)
+
+
+class TaskMethod(Method):
+    """A method that needs no more than the inner products of the task gradients."""
+
+    groups = 1
+
+    @abstractmethod
+    def weigh_tasks(self, gram: Tensor) -> Tensor:
+        """A weight for each task gradient [K], from their inner products [K, K], float64."""
+
+    def weigh(self, gram: Gram) -> Weights:
+        return Weights(self.weigh_tasks(gram.of_tasks) @ gram.averages)
+
+
+class LossMethod(Method):
+    """A method that weighs tasks by their losses alone, which takes no more than a plain backward pass."""
+
+    groups = 1
+
+    @abstractmethod
+    def weigh_losses(self, losses: Tensor) -> Tensor:
+        """A factor for each task's loss [K], from the mean losses [K], float64; nan for a task without labels."""
+
+    def weigh(self, gram: Gram) -> Weights:
+        if gram.losses is None:
+            raise InputError(f"{self!r} needs the losses of the tasks, which a matrix does not hold; use gdod.backward")
+        factors = self.weigh_losses(gram.losses)
+        return Weights(factors @ gram.averages, heads=factors)
 
 
 def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Tensor]:

@@ -25,6 +25,7 @@ from gdod.rows.recipe import Located, Parameter, Recipe, make_recipe
 from gdod.rows.targets import Target
 from gdod.rows.trust import keeps_apart
 from gdod.rows.views import output_shape, undo
+from gdod.rows.workspace import release
 
 Input = Tensor | GradientEdge
 
@@ -56,10 +57,15 @@ class Rows:
     def gram(self, precise: bool) -> Tensor:
         """Inner products of the rows, as float64 on the CPU. [N, N]"""
         count = self.groups.count * self.tasks
-        gram = torch.zeros(count, count, dtype=torch.float64)
+        total: Tensor | None = None
         for block in self.blocks:
-            gram += block.gram(precise).to("cpu", torch.float64)
-        return gram
+            gram = block.gram(precise).to("cpu", torch.float64)
+            total = gram if total is None else total.add_(gram)
+        return torch.zeros(count, count, dtype=torch.float64) if total is None else total
+
+    def release(self) -> None:
+        """Gives back the memory of the rows, which must not be used any more."""
+        release()
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Shared parameters with the weighted sum of their rows."""
@@ -86,12 +92,13 @@ def collect(
 ) -> Rows:
     """Runs the backward passes. ``seeds`` [K, B]: the weight of each example in its task's mean."""
     graph = walk([target.node for target in targets])
-    index = {node: number for number, node in enumerate(graph.nodes)}
     named = None if shared is None else frozenset(map(id, shared))
-    plan = plan_for(graph, [index[target.node] for target in targets], groups.examples, named)
-    _check(graph, plan, shared)
+    plan = plan_for(graph, groups.examples, named)
+    if shared is not None:
+        _check_reached(graph, plan, shared)
     recipe = _recipe(graph, plan, targets, seeds, groups.examples)
-    _warn_of_mixing(graph, recipe, len(plan.shared))
+    if recipe.slow:
+        _warn_of_mixing(graph, recipe, len(plan.shared))
     collection = _Collection(graph, plan, recipe, groups)
     collection.run(targets, seeds, retain_graph)
     return Rows(
@@ -113,10 +120,9 @@ def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
     mixed = [graph.leaf(slow.parameter.leaf) for slow in recipe.slow if slow.mixes]
     if mixed and not any(parameter in _WARNED for parameter in mixed):
         warnings.warn(
-            f"examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...): "
-            f"{len(mixed)} of {shared} "
-            "shared parameters need a backward pass for each row. The result is exact, the step slower; "
-            "layer norm in place of batch norm avoids it",
+            "examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...), "
+            f"or their places cannot be followed: {len(mixed)} of {shared} shared parameters need a backward pass "
+            "for each row. The result is exact, the step slower; layer norm in place of batch norm avoids it",
             MixingWarning,
             stacklevel=4,
         )
@@ -124,20 +130,14 @@ def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
         _WARNED[parameter] = True
 
 
-def _check(graph: Graph, plan: Plan, shared: Sequence[Tensor] | None) -> None:
-    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in graph.nodes):
-        raise InputError(
-            "the model uses reentrant gradient checkpointing, which hides its parameters from the graph of the "
-            "losses; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
-        )
-    if shared is not None:
-        reached = {id(graph.leaf(parameter.leaf)) for parameter in plan.shared}
-        for number, parameter in enumerate(shared):
-            if id(parameter) not in reached:
-                raise InputError(
-                    f"no loss reaches parameter {number} of shared=, of shape {tuple(parameter.shape)}; "
-                    "pass only parameters that the losses depend on"
-                )
+def _check_reached(graph: Graph, plan: Plan, shared: Sequence[Tensor]) -> None:
+    reached = {id(graph.leaf(parameter.leaf)) for parameter in plan.shared}
+    for number, parameter in enumerate(shared):
+        if id(parameter) not in reached:
+            raise InputError(
+                f"no loss reaches parameter {number} of shared=, of shape {tuple(parameter.shape)}; "
+                "pass only parameters that the losses depend on"
+            )
 
 
 # Who owns what is found out anew at every step unless the graph's structure settles it; and even

@@ -15,6 +15,7 @@ from gdod.rows.blocks import Block, Chain, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.groups import Owner
 from gdod.rows.views import undo
+from gdod.rows.workspace import take
 
 # Elements of the largest intermediate of a ghost product.
 _GHOST_CHUNK = 2**22
@@ -49,7 +50,9 @@ class Contraction:
         """All passes side by side. [E, M, K * out]"""
         if self.vector:
             return working(torch.stack(cotangent.passes, -1)).unsqueeze(0)
-        return working(torch.cat([self._sum_second(delta) for delta in cotangent.passes], -1))
+        deltas = [working(self._sum_second(delta)) for delta in cotangent.passes]
+        first = deltas[0]
+        return torch.cat(deltas, -1, out=take((*first.shape[:-1], len(deltas) * first.shape[-1]), first))
 
     def _sum_second(self, x: Tensor) -> Tensor:
         if self.left:
@@ -67,6 +70,8 @@ class Contraction:
 def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
     """From [E, M, f] to one [groups * E, places of a group, f] for each run of equal groups."""
     owner, groups = cotangent.owner, cotangent.groups
+    if x.shape[0] == 1 and owner.inner * groups.examples == x.shape[1] and groups.even:
+        return [x.reshape(groups.count, -1, x.shape[2])]  # the common case, in one operation
     x = x.unflatten(1, (-1, groups.examples, owner.inner))  # [E, outer, B, inner, f]
     return [
         x[:, :, start : start + count * size]
@@ -81,9 +86,12 @@ def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tenso
     """[N, E * out * in]"""
     parts = []
     for x, d in zip(xs, ds, strict=True):
-        part = torch.bmm(d.transpose(1, 2), x)  # [g * E, K * out, in]
-        part = part.view(-1, experts, tasks, part.shape[1] // tasks * part.shape[2])
-        parts.append(part.transpose(1, 2).flatten(0, 1).flatten(1))  # [g * K, E * out * in]
+        shape = (d.shape[0], d.shape[2], x.shape[2])
+        part = torch.bmm(d.transpose(1, 2), x, out=take(shape, x))  # [g * E, K * out, in]
+        size = part.shape[1] // tasks * part.shape[2]
+        if experts > 1:
+            part = part.view(-1, experts, tasks, size).transpose(1, 2)  # [g, K, E, out * in]
+        parts.append(part.reshape(-1, experts * size))  # [g * K, E * out * in]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -172,7 +180,10 @@ class Products(Block):
 
 
 def _with_ones(x: Tensor) -> Tensor:
-    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
+    longer = take((*x.shape[:-1], x.shape[-1] + 1), x)
+    longer[..., :-1] = x
+    longer[..., -1] = 1
+    return longer
 
 
 def _join(uses: list[list[Tensor]]) -> list[Tensor]:

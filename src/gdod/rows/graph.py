@@ -21,6 +21,7 @@ _SCALARS: dict[type, tuple[str, ...]] = {}
 @dataclass(frozen=True)
 class Graph:
     nodes: list[Node]
+    roots: list[int]  # the node of each loss
     signature: tuple[Any, ...]
 
     def kind(self, index: int) -> str:
@@ -47,7 +48,8 @@ def walk(roots: Sequence[Node]) -> Graph:
     """Numbers the nodes reachable from ``roots`` breadth first."""
     nodes = list(dict.fromkeys(roots))
     index = {node: number for number, node in enumerate(nodes)}
-    signature: list[Any] = [index[root] for root in roots]
+    starts = [index[root] for root in roots]
+    signature: list[Any] = [*starts]
     for node in nodes:  # grows while we go
         kind = type(node)
         signature.append(kind)
@@ -70,7 +72,7 @@ def walk(roots: Sequence[Node]) -> Graph:
                 number = index[child] = len(nodes)
                 nodes.append(child)
             signature.append((number, output) if output else number)
-    return Graph(nodes, tuple(signature))
+    return Graph(nodes, starts, tuple(signature))
 
 
 def signed(value: int) -> int:

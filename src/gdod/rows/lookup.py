@@ -12,6 +12,7 @@ from gdod.rows.blocks import Block, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
+from gdod.rows.workspace import zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
@@ -123,25 +124,28 @@ class Tables(Block):
         for table, _, _ in tables:
             first_id.append(offset)
             offset += table.shape[0]
-        self.ids = torch.cat([entries.ids + first_id[number] for number, entries, _ in uses])  # [E]
-        self.group = torch.cat([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
+        ids = [entries.ids + first_id[number] if number else entries.ids for number, entries, _ in uses]
+        self.ids = _joined(ids)  # [E]
+        self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
-        self.values = torch.stack([torch.cat(deltas) for deltas in passes], 1)  # [E, K, d]
+        self.values = torch.stack([_joined(deltas) for deltas in passes], 1)  # [E, K, d]
 
     def gram(self, precise: bool) -> Tensor:
         """Entries whose id occurs once meet only themselves; the others are merged by (id, group)."""
         values = self.values.double() if precise else self.values
         groups, tasks = self.groups, self.tasks
         _, inverse, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
+        once = counts.shape[0] == inverse.shape[0]
         repeated = counts > 1
         again = repeated[inverse]  # [E]
-        alone = values if not again.any() else values * ~again[:, None, None]
+        alone = values if once else values * ~again[:, None, None]
         own = values.new_zeros(groups, tasks, tasks)
-        own.index_add_(0, self.group, alone @ alone.mT)  # [E, K, K]
-        gram = torch.diag_embed(own.permute(1, 2, 0)).permute(2, 0, 3, 1)  # [groups, K, groups, K]
-        gram = gram.reshape(groups * tasks, groups * tasks)
-        at = again.nonzero().squeeze(1)
-        if at.shape[0]:
+        own.index_add_(0, self.group, torch.bmm(alone, alone.mT))  # [E, K, K]
+        gram = values.new_zeros(groups, tasks, groups, tasks)
+        gram.diagonal(dim1=0, dim2=2).copy_(own.permute(1, 2, 0))
+        gram = gram.view(groups * tasks, groups * tasks)
+        if not once:
+            at = again.nonzero().squeeze(1)
             number = repeated.cumsum(0).sub_(1)[inverse[at]]  # of an id among the repeated ones
             for rows in self._merged(values[at], number, self.group[at], int(repeated.sum())):
                 gram += symmetric_product(rows)
@@ -173,12 +177,13 @@ class Tables(Block):
         return grads
 
 
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
 def _dense(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:
-    ids, values = uses[0][0].ids, uses[0][1]
-    if len(uses) > 1:
-        ids = torch.cat([entries.ids for entries, _ in uses])
-        values = torch.cat([values for _, values in uses])
-    return torch.ops.aten.embedding_dense_backward(values, ids, table.shape[0], -1, False)  # type: ignore[no-any-return]
+    ids, values = _joined([entries.ids for entries, _ in uses]), _joined([values for _, values in uses])
+    return zeros_for(table).index_add_(0, ids, values.to(table.dtype))
 
 
 def _sparse(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:

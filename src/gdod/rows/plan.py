@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import Node
 
+from gdod.errors import InputError
 from gdod.rows.contraction import Contraction
 from gdod.rows.graph import LEAF, Graph
 from gdod.rows.groups import Owner
@@ -80,11 +81,11 @@ _PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
 _KEPT = 256
 
 
-def plan_for(graph: Graph, roots: list[int], examples: int, named: frozenset[int] | None) -> Plan:
+def plan_for(graph: Graph, examples: int, named: frozenset[int] | None) -> Plan:
     key = (graph.signature, examples, named)
     plan = _PLANS.get(key)
     if plan is None:
-        plan = _PLANS[key] = _make(graph, roots, named)
+        plan = _PLANS[key] = _make(graph, graph.roots, named)
         if len(_PLANS) > _KEPT:
             _PLANS.popitem(last=False)
     else:
@@ -93,6 +94,11 @@ def plan_for(graph: Graph, roots: list[int], examples: int, named: frozenset[int
 
 
 def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
+    if any(graph.kind(number) == "CheckpointFunctionBackward" for number in range(len(graph.nodes))):
+        raise InputError(
+            "the model uses reentrant gradient checkpointing, which hides its parameters from the graph of the "
+            "losses; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
+        )
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     reached = [_reach(graph, numbers, root) for root in roots]
     leaves = graph.leaves()

@@ -1,6 +1,7 @@
 """How the rows of each shared parameter are found, once it is known which example owns what."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -45,7 +46,7 @@ class Recipe:
     others: tuple[Parameter, ...]
     slow: tuple[Slow, ...]
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Where each task's backward pass leaves a cotangent."""
         parameters = [p for pair in self.products for p in pair if p is not None]

@@ -1,0 +1,70 @@
+"""Memory that is kept from step to step: of large intermediate results, and of tables' gradients.
+
+Without it every step takes megabytes from the system and gives them back, and the page faults cost
+more than the arithmetic.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# Above this nothing is kept: a step that large does not notice.
+_BYTES = 2**28
+
+
+class _Workspace(threading.local):
+    def __init__(self) -> None:
+        self.free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self.taken: list[Tensor] = []
+        self.bytes = 0
+
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """An uninitialised tensor that is valid until the next `release`."""
+        count = 1
+        for size in shape:
+            count *= size
+        pool = self.free.setdefault((like.dtype, like.device), [])
+        for place, buffer in enumerate(pool):  # large enough, and not wastefully so
+            if count <= buffer.shape[0] <= 2 * count:
+                del pool[place]
+                break
+        else:
+            buffer = torch.empty(count, dtype=like.dtype, device=like.device)
+            self.bytes += buffer.nbytes
+        self.taken.append(buffer)
+        return buffer[:count].view(*shape)
+
+    def release(self) -> None:
+        """Makes all memory taken so far available again."""
+        if self.bytes > _BYTES:
+            self.free, self.bytes = {}, 0
+        else:
+            for buffer in self.taken:
+                self.free.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        self.taken = []
+
+
+_GRADIENTS = WeakTensorKeyDictionary()
+
+
+def zeros_for(parameter: Tensor) -> Tensor:
+    """Zeros in the shape of a parameter: in the memory of its last gradient, if nobody holds that."""
+    if parameter.device.type != "cpu":  # the allocators of other devices keep memory themselves
+        return torch.zeros_like(parameter)
+    memory: Tensor | None = _GRADIENTS.get(parameter)
+    if memory is None or _is_held(memory) or memory.shape != parameter.shape or memory.dtype != parameter.dtype:
+        memory = _GRADIENTS[parameter] = torch.empty_like(parameter, requires_grad=False)
+    return memory.zero_().detach()  # another tensor on the same memory, so that its holders are counted
+
+
+def _is_held(memory: Tensor) -> bool:
+    """Whether anything but ``memory`` itself (and the handle made here) uses its storage."""
+    return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)
+
+
+_WORKSPACE = _Workspace()
+take = _WORKSPACE.take
+release = _WORKSPACE.release
