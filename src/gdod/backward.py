@@ -11,8 +11,8 @@ from torch import Tensor
 from gdod.errors import InputError
 from gdod.info import Info
 from gdod.losses import Losses, Masks, Tasks, TaskWeights, means, read
-from gdod.methods import GDOD, Gram, Method, Weights
-from gdod.rows import Groups, Rows, collect
+from gdod.methods import GDOD, Gram, LossMethod, Method, PenaltyMethod, Weights, as_method
+from gdod.rows import Groups, Rows, check_reached, collect, differentiate
 
 # Squared lengths in float32 keep their digits in this range.
 _SMALL, _LARGE = 1e-24, 1e24
@@ -26,6 +26,7 @@ def backward(
     mask: Masks | None = None,
     task_weights: TaskWeights | None = None,
     retain_graph: bool = False,
+    diagnose: bool = False,
 ) -> Info:
     """Adds to `.grad` the method's update for shared parameters and the plain gradient for all others.
 
@@ -45,31 +46,74 @@ def backward(
             task. The task's loss is then the mean over its labelled examples.
         task_weights: one factor for each task's mean loss.
         retain_graph: keep the graph for another backward pass.
+        diagnose: work out task gradients also for methods that do not need them (the plain sum and
+            others that weigh losses), so that the result tells their lengths and cosines.
 
     Raises:
         InputError: before anything is written to any `.grad`.
     """
-    method = GDOD() if method is None else method
-    if not isinstance(method, Method):
-        raise InputError(f"method is {method!r}; expected a method such as gdod.GDOD(), or gdod.method('gdod')")
+    method = GDOD() if method is None else as_method(method)
     tasks = read(losses, mask, task_weights)
     parameters = None if shared is None else _parameters(shared)
-    batch = tasks.values.shape[1]
-    groups = Groups(batch, batch if method.groups is None else min(method.groups, batch))
     with torch.no_grad(), _full_precision(tasks.values.device.type):
-        rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
-        shares = _shares(tasks, groups)
-        gram, weights = _weigh(method, rows, tasks, shares)
-        update = _update(rows, shares, weights)
-        rows.release()
-        for parameter, grad in (*update, *_unaliased(rows.private)):
-            _accumulate(parameter, grad)
+        if isinstance(method, PenaltyMethod):
+            return _with_penalty(method, tasks, parameters, retain_graph)
+        if isinstance(method, LossMethod) and not diagnose:
+            return _in_one_pass(method, tasks, parameters, retain_graph)
+        return _through_rows(method, tasks, parameters, retain_graph)
+
+
+def _through_rows(method: Method, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+    """The method weighs rows; the update is their weighted sum."""
+    groups = _groups(method, tasks)
+    rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
+    shares = _shares(tasks, groups)
+    gram, weights = _weigh(method, rows, tasks, shares)
+    update = _update(rows, shares, weights)
+    rows.release()
+    for parameter, grad in (*update, *_unaliased(rows.private(weights.heads))):
+        _accumulate(parameter, grad)
+    return _info(tasks, weights, rows, gram)
+
+
+def _in_one_pass(method: LossMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+    """The method weighs losses: an ordinary backward pass of their weighted sum."""
+    if parameters is not None:
+        check_reached(tasks.targets, parameters)
+    mean_losses = means(tasks.values, tasks.labelled)
+    factors = torch.where(mean_losses.isnan(), 0.0, method.weigh_losses(mean_losses))
+    seeds = tasks.seeds() * factors.to(tasks.values).unsqueeze(1)
+    differentiate(tasks.targets, seeds, retain_graph)
+    return _info(tasks, Weights(factors, heads=factors, all_kept=method.keeps_all))
+
+
+def _with_penalty(method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+    """The method adds a function of the task gradients to the losses."""
+    groups, seeds = _groups(method, tasks), tasks.seeds()
+    with torch.enable_grad():
+        rows = collect(tasks.targets, seeds, groups, parameters, retain_graph=True)
+        matrix = rows.gram(precise=False)
+        if not bool(matrix.isfinite().all()):
+            _refuse_gradients(matrix, tasks)
+        penalty = method.penalty(matrix)
+    differentiate(tasks.targets, seeds, retain_graph, penalty if penalty.requires_grad else None)
+    shares = _shares(tasks, groups)
+    gram = Gram(matrix.detach(), shares.averages, row_error=rows.precision, error=rows.precision)
+    return _info(tasks, Weights(shares.averages.sum(0)), rows, gram)
+
+
+def _groups(method: Method, tasks: Tasks) -> Groups:
+    batch = tasks.values.shape[1]
+    return Groups(batch, batch if method.groups is None else min(method.groups, batch))
+
+
+def _info(tasks: Tasks, weights: Weights, rows: Rows | None = None, gram: Gram | None = None) -> Info:
     return Info(
         tasks=tasks.names,
         mean_losses=partial(means, tasks.values, tasks.labelled),
-        shared=rows.shared,
-        slow=rows.slow,
-        passes=rows.passes,
+        shared=None if rows is None else rows.shared,
+        slow=() if rows is None else rows.slow,
+        passes=1 if rows is None else rows.passes,
         gram=gram,
         weights=weights,
     )
@@ -151,12 +195,28 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[G
             shares.averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
+            losses=means(tasks.values, tasks.labelled),
+            norm_gram=_norm_gram(method, rows, shares),
             random_rows=partial(rows.random_rows, shares.averages),
         )
         weights = method.weigh(gram)
         if weights.reliable:
             break
     return gram, weights
+
+
+def _norm_gram(method: Method, rows: Rows, shares: _Shares) -> Tensor | None:
+    """Task gradients' inner products over the parameters at which the method wants lengths. [K, K]"""
+    if method.lengths_at == "everywhere":
+        return None
+    if method.lengths_at == "last-shared-layer":
+        only = rows.last_layer
+    else:
+        only = frozenset(map(id, method.lengths_at))
+        if not only <= set(map(id, rows.shared)):
+            raise InputError(f"{method!r} names parameters that are not shared by the tasks; name shared ones")
+    sums = (shares.averages > 0).double()  # a task's rows, as they are here, add up to its gradient
+    return sums @ rows.gram(True, only) @ sums.T
 
 
 def _in_range(lengths: Tensor, empty: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gdod.errors import InputError
 from gdod.methods.gram import Gram
 from gdod.methods.method import Weights
 from gdod.rows import SlowPath
@@ -16,14 +17,14 @@ from gdod.rows import SlowPath
 class Info:
     tasks: tuple[str, ...]
     mean_losses: Callable[[], Tensor] = field(repr=False)
-    shared: tuple[Tensor, ...] = field(repr=False)
-    """The parameters that were treated as shared."""
+    shared: tuple[Tensor, ...] | None = field(repr=False)
+    """The parameters that were treated as shared; None where the method makes no difference."""
     slow: tuple[SlowPath, ...]
     """Shared parameters whose rows took a backward pass each, and why. Empty: all were fast."""
     passes: int
     """Backward passes made: one for each task, and one for each row if anything is slow."""
-    gram: Gram = field(repr=False)
-    """Inner products of the rows."""
+    gram: Gram | None = field(repr=False)
+    """Inner products of the rows; None where the method did not need them."""
     weights: Weights = field(repr=False)
 
     @cached_property
@@ -31,16 +32,25 @@ class Info:
         """Mean loss of each task over its labelled examples, before task weights; nan without labels. [K]"""
         return self.mean_losses()
 
+    @property
+    def _gram(self) -> Gram:
+        if self.gram is None:
+            raise InputError(
+                "this method weighs losses and needs no task gradients, so they were not worked out; "
+                "pass diagnose=True to gdod.backward to have them"
+            )
+        return self.gram
+
     @cached_property
     def norms(self) -> Tensor:
         """Lengths of the (weighted) task gradients over the shared parameters. [K]"""
-        return self.gram.norms
+        return self._gram.norms
 
     @cached_property
     def cosines(self) -> Tensor:
         """Cosines between task gradients; zero for a task without a gradient. [K, K]"""
         lengths = self.norms.unsqueeze(1) * self.norms
-        cosines = torch.where(lengths > 0, self.gram.of_tasks / lengths, 0.0)
+        cosines = torch.where(lengths > 0, self._gram.of_tasks / lengths, 0.0)
         return cosines.clamp(-1, 1)
 
     @cached_property
@@ -48,8 +58,8 @@ class Info:
         """Dimension of the span of the rows, or the number of basis vectors used, if fewer."""
         if self.weights.rank is not None:
             return self.weights.rank
-        values = torch.linalg.eigvalsh(self.gram.matrix)
-        return int((values > self.gram.tolerance * values[-1].clamp(min=0)).sum())
+        values = torch.linalg.eigvalsh(self._gram.matrix)
+        return int((values > self._gram.tolerance * values[-1].clamp(min=0)).sum())
 
     @property
     def directions_kept(self) -> float:
@@ -67,7 +77,8 @@ class Info:
         return self.weights.rows.view(-1, len(self.tasks))
 
     def __repr__(self) -> str:
+        norms = "" if self.gram is None else f" norms={[round(float(n), 6) for n in self.norms]}, rank={self.rank},"
         return (
-            f"Info(tasks={self.tasks}, norms={[round(float(n), 6) for n in self.norms]}, rank={self.rank}, "
-            f"directions_kept={self.directions_kept}, energy_kept={self.energy_kept}, slow={len(self.slow)})"
+            f"Info(tasks={self.tasks},{norms} directions_kept={self.directions_kept}, "
+            f"energy_kept={self.energy_kept}, slow={len(self.slow)})"
         )

@@ -5,11 +5,12 @@ from typing import Any
 from gdod.errors import InputError
 from gdod.methods.checks import check_choice
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
+from gdod.methods.gradreg import GradReg
 from gdod.methods.gram import Gram
-from gdod.methods.method import Method, Weights
+from gdod.methods.method import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.sum import Sum
 
-METHODS: dict[str, type[Method]] = {"gdod": GDOD, "weighted-gdod": WeightedGDOD, "sum": Sum}
+METHODS: dict[str, type[Method]] = {"gdod": GDOD, "weighted-gdod": WeightedGDOD, "sum": Sum, "gradreg": GradReg}
 
 
 def method(name: str, **options: Any) -> Method:
@@ -21,14 +22,26 @@ def method(name: str, **options: Any) -> Method:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 
+def as_method(given: object) -> Method:
+    """A method as it is; anything else is refused."""
+    if isinstance(given, Method):
+        return given
+    raise InputError(f"method is {given!r}; expected a method such as gdod.GDOD(), or gdod.method('gdod')")
+
+
 __all__ = [
     "GDOD",
     "METHODS",
     "Decomposition",
+    "GradReg",
     "Gram",
+    "LossMethod",
     "Method",
+    "PenaltyMethod",
     "Sum",
+    "TaskMethod",
     "WeightedGDOD",
     "Weights",
+    "as_method",
     "method",
 ]

@@ -34,6 +34,7 @@ class Gram:
     row_error: float = _EPS  # relative rounding error of the rows
     error: float = _EPS  # typical one of an inner product, relative to the lengths multiplied
     losses: Tensor | None = None  # mean loss of each task, before task weights; nan without labels [K]
+    norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

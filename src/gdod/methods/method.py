@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ class Method(ABC):
     groups: int | None = 1
     """Into how many groups a batch is cut; None: one for each example."""
 
+    lengths_at: Literal["everywhere", "last-shared-layer"] | tuple[Tensor, ...] = "everywhere"
+    """Over which shared parameters `Gram.norm_gram` is taken."""
+
     @abstractmethod
     def weigh(self, gram: Gram) -> Weights:
         """The rows' weights."""
@@ -94,10 +97,27 @@ class TaskMethod(Method):
         return Weights(self.weigh_tasks(gram.of_tasks) @ gram.averages)
 
 
+class PenaltyMethod(Method):
+    """A method that adds a function of the task gradients to the losses, and differentiates it, too."""
+
+    groups = 1
+
+    @abstractmethod
+    def penalty(self, gram: Tensor) -> Tensor:
+        """A number to add to the sum of the losses, from the task gradients' inner products [K, K].
+
+        Both carry a graph: `gdod.backward` differentiates through the gradients (second order).
+        """
+
+    def weigh(self, gram: Gram) -> Weights:
+        raise InputError(f"{self!r} differentiates task gradients, which a matrix cannot do; use gdod.backward")
+
+
 class LossMethod(Method):
     """A method that weighs tasks by their losses alone, which takes no more than a plain backward pass."""
 
     groups = 1
+    keeps_all = False  # whether the update is the plain sum of the gradients
 
     @abstractmethod
     def weigh_losses(self, losses: Tensor) -> Tensor:
@@ -106,8 +126,8 @@ class LossMethod(Method):
     def weigh(self, gram: Gram) -> Weights:
         if gram.losses is None:
             raise InputError(f"{self!r} needs the losses of the tasks, which a matrix does not hold; use gdod.backward")
-        factors = self.weigh_losses(gram.losses)
-        return Weights(factors @ gram.averages, heads=factors)
+        factors = torch.where(gram.losses.isnan(), 0.0, self.weigh_losses(gram.losses))
+        return Weights(factors @ gram.averages, heads=factors, all_kept=self.keeps_all)
 
 
 def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Tensor]:

@@ -5,8 +5,8 @@ returns `Rows`, which answers the two questions a method needs: the rows' inner 
 weighted sum of them as gradients of the parameters.
 """
 
-from gdod.rows.collect import Rows, SlowPath, collect
+from gdod.rows.collect import Rows, SlowPath, check_reached, collect, differentiate
 from gdod.rows.groups import Groups
 from gdod.rows.targets import Target, before_stacking
 
-__all__ = ["Groups", "Rows", "SlowPath", "Target", "before_stacking", "collect"]
+__all__ = ["Groups", "Rows", "SlowPath", "Target", "before_stacking", "check_reached", "collect", "differentiate"]

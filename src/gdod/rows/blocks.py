@@ -13,12 +13,13 @@ from torch.autograd.graph import Node
 from gdod.rows.views import undo
 
 Chain = Sequence[tuple[Node, int]]
+Only = frozenset[int] | None  # ids of parameters; None: all
 
 
 class Block(ABC):
     @abstractmethod
-    def gram(self, precise: bool) -> Tensor:
-        """Inner products of the rows. [N, N]"""
+    def gram(self, precise: bool, only: Only = None) -> Tensor:
+        """Inner products of the rows, over all of the block's parameters or over some. [N, N]"""
 
     @abstractmethod
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -34,8 +35,9 @@ class Dense(Block):
         self.shape = shape  # of the viewed parameter
         self.chain = chain
 
-    def gram(self, precise: bool) -> Tensor:
-        return symmetric_product(self.rows.double() if precise else self.rows)
+    def gram(self, precise: bool, only: Only = None) -> Tensor:
+        rows = self.rows if only is None or id(self.parameter) in only else self.rows[:, :0]
+        return symmetric_product(rows.double() if precise else rows)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         grad = (weights.to(self.rows.dtype) @ self.rows).view(self.shape)
@@ -49,7 +51,7 @@ _SPLIT_ROWS = 64
 def symmetric_product(rows: Tensor) -> Tensor:
     """``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
     count = len(rows)
-    if count < _SPLIT_ROWS:
+    if count < _SPLIT_ROWS or torch.is_grad_enabled():
         return rows @ rows.T
     half = count // 2
     gram = rows.new_empty(count, count)

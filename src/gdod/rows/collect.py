@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gdod.errors import InputError, MixingWarning
-from gdod.rows.blocks import Block, Chain, Dense
+from gdod.rows.blocks import Block, Chain, Dense, Only
 from gdod.rows.contraction import Contraction, Products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import Graph, walk
@@ -50,17 +50,19 @@ class Rows:
     tasks: int
     blocks: list[Block]
     shared: tuple[Tensor, ...]
-    private: list[tuple[Tensor, Tensor]]
+    own: list[tuple[Tensor, list[tuple[int, Tensor]]]]  # other parameters with the gradients (task, gradient)
     slow: tuple[SlowPath, ...]
     passes: int
 
-    def gram(self, precise: bool) -> Tensor:
-        """Inner products of the rows, as float64 on the CPU. [N, N]"""
+    last_layer: frozenset[int]  # ids of the shared parameters that are used closest to the losses
+
+    def gram(self, precise: bool, only: Only = None) -> Tensor:
+        """Inner products of the rows, over all shared parameters or some, as float64 on the CPU. [N, N]"""
         count = self.groups.count * self.tasks
         total: Tensor | None = None
         for block in self.blocks:
-            gram = block.gram(precise).to("cpu", torch.float64)
-            total = gram if total is None else total.add_(gram)
+            gram = block.gram(precise, only).to("cpu", torch.float64)
+            total = gram if total is None else total + gram
         return torch.zeros(count, count, dtype=torch.float64) if total is None else total
 
     def release(self) -> None:
@@ -70,6 +72,14 @@ class Rows:
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Shared parameters with the weighted sum of their rows."""
         return [pair for block in self.blocks for pair in block.combine(weights)]
+
+    def private(self, factors: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The other parameters with their gradients, each task's times its factor."""
+        grads = []
+        for parameter, parts in self.own:
+            scaled = [grad if factors is None else float(factors[task]) * grad for task, grad in parts]
+            grads.append((parameter, sum(scaled[1:], scaled[0])))
+        return grads
 
     def random_rows(self, averages: Tensor) -> RandomRows:
         """A source of random vectors beside the task gradients, which average rows by ``averages`` [K, N]."""
@@ -95,7 +105,7 @@ def collect(
     named = None if shared is None else frozenset(map(id, shared))
     plan = plan_for(graph, groups.examples, named)
     if shared is not None:
-        _check_reached(graph, plan, shared)
+        _check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
     recipe = _recipe(graph, plan, targets, seeds, groups.examples)
     if recipe.slow:
         _warn_of_mixing(graph, recipe, len(plan.shared))
@@ -106,9 +116,10 @@ def collect(
         tasks=len(targets),
         blocks=list(collection.blocks()),
         shared=tuple(graph.leaf(parameter.leaf) for parameter in plan.shared),
-        private=[(graph.leaf(leaf), grad) for leaf, grad in collection.private.items()],
+        own=[(graph.leaf(leaf), grads) for leaf, grads in collection.private.items()],
         slow=tuple(SlowPath(graph.leaf(slow.parameter.leaf), slow.reason) for slow in recipe.slow),
         passes=collection.passes,
+        last_layer=frozenset(id(graph.leaf(leaf)) for leaf in plan.last_layer),
     )
 
 
@@ -130,8 +141,22 @@ def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
         _WARNED[parameter] = True
 
 
-def _check_reached(graph: Graph, plan: Plan, shared: Sequence[Tensor]) -> None:
-    reached = {id(graph.leaf(parameter.leaf)) for parameter in plan.shared}
+def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, penalty: Tensor | None = None) -> None:
+    """An ordinary backward pass, into `.grad`, of the losses times their seeds (plus a penalty)."""
+    outputs: list[Input] = [target.output for target in targets]
+    values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+    if penalty is not None:
+        outputs, values = [*outputs, penalty], [*values, torch.ones_like(penalty)]
+    torch.autograd.backward(cast(Sequence[Tensor], outputs), values, retain_graph=retain_graph)
+
+
+def check_reached(targets: Sequence[Target], shared: Sequence[Tensor]) -> None:
+    """Refuses parameters that no loss reaches."""
+    graph = walk([target.node for target in targets])
+    _check_among({id(graph.leaf(leaf)) for leaf in graph.leaves()}, shared)
+
+
+def _check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
     for number, parameter in enumerate(shared):
         if id(parameter) not in reached:
             raise InputError(
@@ -188,6 +213,7 @@ def _grad(
     inputs: Sequence[Input],
     seeds: Sequence[Tensor],
     retain_graph: bool,
+    create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
     try:
         # Tensors and edges may stand in one list, which the annotations of torch do not say.
@@ -196,6 +222,7 @@ def _grad(
             cast(Sequence[Tensor], inputs),
             seeds,
             retain_graph=retain_graph,
+            create_graph=create_graph,
             allow_unused=True,
         )
     except RuntimeError as error:
@@ -228,7 +255,7 @@ class _Collection:
         self.tasks = len(plan.private)
         self.deltas: dict[int, list[Tensor | None]] = {}
         self.rows: dict[int, list[Tensor | None]] = {}
-        self.private: dict[int, Tensor] = {}
+        self.private: dict[int, list[tuple[int, Tensor]]] = {}
         self.passes = 0
         # What nodes saved is read now: the last pass may free it.
         tables = [slow.parameter for slow in recipe.slow if slow.is_table]
@@ -258,7 +285,7 @@ class _Collection:
                 self.deltas[number][task] = delta
             for leaf, grad in zip(leaves, found[len(nodes) : len(nodes) + len(leaves)], strict=True):
                 if grad is not None:
-                    self.private[leaf] = self.private[leaf] + grad if leaf in self.private else grad
+                    self.private.setdefault(leaf, []).append((task, grad))
 
     def _last_pass(
         self, targets: Sequence[Target], task: int, seeds: Tensor, inputs: list[Input]
@@ -282,7 +309,8 @@ class _Collection:
         self.passes += 1
         values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
         with _without_hooks(inputs):
-            return _grad([target.output for target in targets], inputs, values, retain_graph)
+            # With gradients enabled, what comes out is to be differentiated again.
+            return _grad([target.output for target in targets], inputs, values, retain_graph, torch.is_grad_enabled())
 
     def _slow_inputs(self) -> tuple[list[Input], tuple[int, ...], tuple[int, ...]]:
         """What a pass for a row asks for: cotangents at tables' nodes, gradients of other leaves."""

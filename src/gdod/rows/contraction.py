@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gdod.rows.blocks import Block, Chain, symmetric_product
+from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.groups import Owner
 from gdod.rows.views import undo
@@ -127,15 +127,26 @@ class Products(Block):
         ghost = places**2 * self.inputs + (places * self.tasks) ** 2 * (outputs + 3 * _TRAFFIC)
         return rows <= ghost
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self, precise: bool, only: Only = None) -> Tensor:
+        columns = self._columns(only)
         if self.rows is None:
-            return self._ghost(torch.float64 if precise else self.xs[0].dtype)
-        return symmetric_product(self.rows.double() if precise else self.rows)
+            return self._ghost(torch.float64 if precise else self.xs[0].dtype, columns)
+        rows = self.rows.double() if precise else self.rows
+        if columns != slice(None):
+            rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
+        return symmetric_product(rows)
 
-    def _ghost(self, dtype: torch.dtype) -> Tensor:
+    def _columns(self, only: Only) -> slice:
+        """Which inputs belong to the parameters asked for; the last one is the bias's, if there is one."""
+        if only is None or self.bias is None:
+            return slice(None) if only is None or id(self.weight[0]) in only else slice(0)
+        weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
+        return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
+
+    def _ghost(self, dtype: torch.dtype, inputs: slice) -> Tensor:
         tasks, groups = self.tasks, self.groups
         gram = torch.zeros(groups, tasks, groups, tasks, dtype=dtype, device=self.xs[0].device)
-        xs = [x.to(dtype) for x in self.xs]  # [g, places, in]
+        xs = [x[..., inputs].to(dtype) for x in self.xs]  # [g, places, in]
         ds = [d.to(dtype).unflatten(-1, (tasks, -1)) for d in self.ds]  # [g, places, K, out]
         columns = sum(x.shape[0] * x.shape[1] for x in xs) * tasks
         row = 0
@@ -181,6 +192,8 @@ class Products(Block):
 
 def _with_ones(x: Tensor) -> Tensor:
     longer = take((*x.shape[:-1], x.shape[-1] + 1), x)
+    if longer is None:
+        return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
     longer[..., :-1] = x
     longer[..., -1] = 1
     return longer

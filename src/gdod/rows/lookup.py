@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gdod.rows.blocks import Block, symmetric_product
+from gdod.rows.blocks import Block, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
@@ -130,9 +130,11 @@ class Tables(Block):
         passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
         self.values = torch.stack([_joined(deltas) for deltas in passes], 1)  # [E, K, d]
 
-    def gram(self, precise: bool) -> Tensor:
+    def gram(self, precise: bool, only: Only = None) -> Tensor:
         """Entries whose id occurs once meet only themselves; the others are merged by (id, group)."""
         values = self.values.double() if precise else self.values
+        if only is not None:
+            values = values * self._belongs_to(only)[:, None, None]
         groups, tasks = self.groups, self.tasks
         _, inverse, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
         once = counts.shape[0] == inverse.shape[0]
@@ -150,6 +152,11 @@ class Tables(Block):
             for rows in self._merged(values[at], number, self.group[at], int(repeated.sum())):
                 gram += symmetric_product(rows)
         return gram
+
+    def _belongs_to(self, only: frozenset[int]) -> Tensor:
+        """Which entries are of the tables asked for. [E]"""
+        wanted = [entries.ids.new_tensor(id(self.tables[number][0]) in only) for number, entries in self.uses]
+        return torch.cat([one.expand(entries.ids.shape) for one, (_, entries) in zip(wanted, self.uses, strict=True)])
 
     def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
         """Rows on the ids that occur more than once, some ids at a time. [N, ids * d]"""

@@ -64,6 +64,7 @@ class Plan:
     private: tuple[tuple[int, ...], ...]  # for each task the other leaves that it reaches
     nodes: tuple[int, ...]  # where cotangents are wanted
     way: tuple[tuple[int, int], ...]  # (node, output) of everything between the losses and there
+    last_layer: tuple[int, ...]  # shared leaves that are used closest to the losses
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
 
 
@@ -120,7 +121,15 @@ def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
         private=tuple(tuple(leaf for leaf in others if leaf in reach) for reach in reached),
         nodes=nodes,
         way=tuple(_way(graph, consumers, nodes)),
+        last_layer=_last_layer(found),
     )
+
+
+def _last_layer(shared: tuple[Shared, ...]) -> tuple[int, ...]:
+    """Nodes are numbered from the losses on, so the smallest number is closest to them."""
+    first = {parameter.leaf: min((place.node for place in parameter.places), default=None) for parameter in shared}
+    nearest = min((node for node in first.values() if node is not None), default=None)
+    return tuple(leaf for leaf, node in first.items() if node is not None and node == nearest)
 
 
 def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -76,17 +76,31 @@ def divisor(node: Node) -> Factor:
 
 
 def layer_normalised(node: Node) -> Factor:
-    x, mean, rstd = node._saved_input, node._saved_result1, node._saved_result2  # type: ignore[attr-defined]
-    return (working(x) - mean) * rstd  # type: ignore[no-any-return]
+    x = working(node._saved_input)  # type: ignore[attr-defined]
+    mean, rstd = node._saved_result1, node._saved_result2  # type: ignore[attr-defined]
+    if torch.is_grad_enabled():
+        dims = tuple(range(-len(node._saved_normalized_shape), 0))  # type: ignore[attr-defined]
+        mean, rstd = _moments(x, dims, rstd)
+    return (x - mean) * rstd  # type: ignore[no-any-return]
 
 
 def batch_normalised(node: Node) -> Factor:
     x = working(node._saved_input)  # type: ignore[attr-defined]
-    if node._saved_training:  # type: ignore[attr-defined]
-        mean, rstd = node._saved_result1, node._saved_result2  # type: ignore[attr-defined]
-    else:
-        mean = node._saved_running_mean  # type: ignore[attr-defined]
-        rstd = (node._saved_running_var + node._saved_eps).rsqrt()  # type: ignore[attr-defined]
     shape = (1, -1) + (1,) * (x.dim() - 2)
-    normalised: Tensor = (x - mean.view(shape)) * rstd.view(shape)
+    if node._saved_training:  # type: ignore[attr-defined]
+        mean, rstd = node._saved_result1.view(shape), node._saved_result2.view(shape)  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():
+            mean, rstd = _moments(x, (0, *range(2, x.dim())), rstd)
+    else:
+        mean = node._saved_running_mean.view(shape)  # type: ignore[attr-defined]
+        rstd = (node._saved_running_var + node._saved_eps).rsqrt().view(shape)  # type: ignore[attr-defined]
+    normalised: Tensor = (x - mean) * rstd
     return normalised
+
+
+def _moments(x: Tensor, dims: tuple[int, ...], rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation that can be differentiated, which those a node saved cannot."""
+    mean = x.mean(dims, keepdim=True)
+    variance = (x - mean).square().mean(dims, keepdim=True)
+    eps = (rstd.detach() ** -2 - variance).detach()
+    return mean, (variance + eps).rsqrt()

@@ -21,8 +21,13 @@ class _Workspace(threading.local):
         self.taken: list[Tensor] = []
         self.bytes = 0
 
-    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """An uninitialised tensor that is valid until the next `release`."""
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
+        """An uninitialised tensor that is valid until the next `release`.
+
+        None, which makes torch find memory itself, where results are to be differentiated again.
+        """
+        if torch.is_grad_enabled():
+            return None
         count = 1
         for size in shape:
             count *= size
