@@ -1,0 +1,77 @@
+"""Multi-task models over one description of their input: plain modules, built by name or by class.
+
+schema = Schema(categorical=[Categorical("city", 50)], numeric=[Numeric("age")])
+model = build("mmoe", schema, [Task("click"), Task("buy")], experts=4)
+logits = model(schema.batch({"city": ..., "age": ...}))  # {"click": [B], "buy": [B]}
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gdod.methods.checks import check_choice
+from gdod.models.config import ACTIVATIONS, Config, configure
+from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
+from gdod.models.export import export
+from gdod.models.losses import Losses, per_example_losses
+from gdod.models.mmoe import MMoE, MMoEConfig
+from gdod.models.model import Model
+from gdod.models.ple import PLE, PLEConfig
+from gdod.models.schema import Batch, Categorical, Numeric, Schema, Sequence, Task
+from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
+from gdod.models.single_task import SingleTask, SingleTaskConfig
+from gdod.models.snr import SNR, SNRConfig
+
+MODELS: dict[str, type[Model]] = {
+    "single-task": SingleTask,
+    "shared-bottom": SharedBottom,
+    "cross-stitch": CrossStitch,
+    "mmoe": MMoE,
+    "snr": SNR,
+    "ple": PLE,
+}
+
+
+def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **options: Any) -> Model:
+    """A model by its name, with weights from the seed: `build("mmoe", schema, tasks, experts=4)`.
+
+    Options are the fields of the model's config. torch's own random numbers go on as if nothing had
+    been drawn.
+    """
+    check_choice("model", name, MODELS)
+    kind = MODELS[name]
+    config = configure(kind.config_type, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return kind(schema, tasks, config)
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "MODELS",
+    "PLE",
+    "SNR",
+    "Batch",
+    "Categorical",
+    "Config",
+    "CrossStitch",
+    "CrossStitchConfig",
+    "Losses",
+    "MMoE",
+    "MMoEConfig",
+    "Model",
+    "Numeric",
+    "PLEConfig",
+    "SNRConfig",
+    "Schema",
+    "Sequence",
+    "SharedBottom",
+    "SharedBottomConfig",
+    "SingleTask",
+    "SingleTaskConfig",
+    "Task",
+    "build",
+    "export",
+    "per_example_losses",
+]

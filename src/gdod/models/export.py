@@ -1,0 +1,44 @@
+"""A trained model as a program that runs without this library."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from gdod.models.model import Model
+from gdod.models.schema import Batch
+
+
+class _Plain(nn.Module):
+    """A model that takes plain tensors, so that whoever loads it needs no class of ours."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, categorical: Tensor, numeric: Tensor, sequences: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return self.model(Batch(categorical, numeric, sequences))  # type: ignore[no-any-return]
+
+
+def export(model: Model, batch: Batch) -> ExportedProgram:
+    """The model in evaluation mode, by `torch.export`, for batches and sequences of any length.
+
+        program = export(model, batch)
+        logits = program.module()(batch.categorical, batch.numeric, batch.sequences)
+
+    Args:
+        model: a trained model. Its mode is the same after the call.
+        batch: some examples, at least 2.
+    """
+    size = Dim("batch")
+    shapes: dict[str, Any] = {
+        "categorical": {0: size},
+        "numeric": {0: size},
+        "sequences": tuple({0: size, 1: Dim(f"length_{n}")} for n in range(len(batch.sequences))),
+    }
+    training = model.training
+    try:
+        return torch.export.export(_Plain(model).eval(), tuple(batch), dynamic_shapes=shapes)
+    finally:
+        model.train(training)

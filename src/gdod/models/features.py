@@ -1,0 +1,102 @@
+"""From a batch to one vector an example: the vectors of its ids, and its numbers, side by side."""
+
+import torch
+from torch import Tensor, nn
+
+from gdod.errors import InputError
+from gdod.models.schema import Batch, Schema
+
+# Small, so that an id without much data behind it starts out near "unknown", which is zero.
+_SPREAD = 0.05
+
+
+class Features(nn.Module):
+    """[B, F] ids, sequences of ids [B, L], [B, G] numbers -> [B, width].
+
+        ids ────────► table of all fields ──► [B, F, d] ─┐
+        sequences ──► a table each, mean ───► [B, S, d] ─┼─► [B, (F + S) · d + G]
+        numbers ────────────────────────────► [B, G] ────┘
+
+    All categorical fields lie in one table, one after the other, so that they cost one lookup. Id 0
+    of a field starts as a zero vector, and learns where the training data has missing values.
+    """
+
+    first: Tensor  # [F], where each field begins in the table
+    largest: Tensor  # [F], its largest id
+
+    def __init__(self, schema: Schema, dim: int, sparse: bool = False) -> None:
+        super().__init__()
+        self.schema = schema
+        sizes = torch.tensor([field.cardinality + 1 for field in schema.categorical]).long()  # [F]
+        self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_buffer("largest", sizes - 1, persistent=False)
+        rows = int(sizes.sum())
+        self.table = nn.Embedding(rows, dim, sparse=sparse) if rows else None
+        # Lookups and a mean of their own: torch.export fixes the batch size of an nn.EmbeddingBag.
+        self.lists = nn.ModuleList(
+            nn.Embedding(field.cardinality + 1, dim, padding_idx=0, sparse=sparse) for field in schema.sequences
+        )
+        fields = len(schema.categorical) + len(schema.sequences)
+        self.width = fields * dim + len(schema.numeric)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.normal_(std=_SPREAD)
+            if self.table is not None:
+                self.table.weight[self.first] = 0
+            for table in self.lists:
+                table.get_parameter("weight")[0] = 0
+
+    def forward(self, batch: Batch) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.check(batch)
+        parts = []
+        if self.table is not None:
+            ids = batch.categorical + self.first  # [B, F]
+            parts.append(self.table(ids).flatten(1))  # [B, F, d] -> [B, F * d]
+        for table, ids in zip(self.lists, batch.sequences, strict=True):
+            count = (ids > 0).sum(1, keepdim=True).clamp(min=1)  # [B, 1]
+            parts.append(table(ids).sum(1) / count)  # [B, L, d] -> [B, d]
+        if self.schema.numeric:
+            numbers = batch.numeric  # [B, G]
+            parts.append(numbers.to(parts[0].dtype) if parts else numbers)
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # [B, width]
+
+    def check(self, batch: Batch) -> None:
+        """Refuses a batch that is not of the schema.
+
+        An id too large would not fail by itself: it would read the vectors of the next field.
+        """
+        if not isinstance(batch, Batch):
+            raise InputError(
+                f"the input is a {type(batch).__name__}; expected a gdod.models.Batch, "
+                "for instance from schema.batch(columns)"
+            )
+        schema, size = self.schema, len(batch.categorical)
+        _check_shape("categorical", batch.categorical, (size, len(schema.categorical)))
+        _check_shape("numeric", batch.numeric, (size, len(schema.numeric)))
+        if len(batch.sequences) != len(schema.sequences):
+            raise InputError(f"{len(batch.sequences)} sequences, for a schema that has {len(schema.sequences)}")
+        names = [field.name for field in schema.categorical]
+        _check_ids(names, batch.categorical, self.largest)
+        for field, ids in zip(schema.sequences, batch.sequences, strict=True):
+            _check_shape(f"sequence {field.name!r}", ids, (size, ids.shape[-1]))
+            _check_ids([field.name] * ids.shape[1], ids, field.cardinality)
+
+
+def _check_shape(name: str, values: Tensor, shape: tuple[int, int]) -> None:
+    if values.shape != shape:
+        raise InputError(f"{name} has shape {list(values.shape)}; expected {list(shape)}")
+
+
+def _check_ids(names: list[str], ids: Tensor, largest: Tensor | int) -> None:
+    """``ids`` [B, F] and the name of each of the columns."""
+    if ids.dtype != torch.int64:
+        raise InputError(f"ids have the type {ids.dtype}; expected torch.int64, e.g. by .long()")
+    outside = (ids < 0) | (ids > largest)  # [B, F]
+    if bool(outside.any()):
+        row, column = (int(at) for at in outside.nonzero()[0])
+        limit = int(largest[column]) if isinstance(largest, Tensor) else largest
+        raise InputError(
+            f"field {names[column]!r} has the id {int(ids[row, column])} in example {row}; expected "
+            f"1 to {limit}, or 0 for missing or never seen"
+        )

@@ -1,0 +1,67 @@
+"""What all models have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gdod.errors import InputError
+from gdod.methods.checks import check_choice
+from gdod.models.config import Config
+from gdod.models.schema import Batch, Schema, Task, check_tasks
+
+
+class Model(nn.Module, ABC):
+    """A network with an output for each task.
+
+    Args:
+        schema: the fields of an example.
+        tasks: what is predicted.
+        config: sizes and options; those of the paper by default.
+    """
+
+    config_type: ClassVar[type[Config]]
+
+    def __init__(self, schema: Schema, tasks: Iterable[Task], config: Config) -> None:
+        super().__init__()
+        if not isinstance(schema, Schema):
+            raise InputError(f"schema is a {type(schema).__name__}; expected gdod.models.Schema")
+        if type(config) is not self.config_type:
+            raise InputError(f"config is {config!r}; expected a {self.config_type.__name__}")
+        self.schema = schema
+        self.tasks = check_tasks(tasks)
+        self.config = config
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits by task name: [B], or [B, classes] for a task with several classes."""
+
+    @abstractmethod
+    def _private(self, number: int) -> Iterable[nn.Module | nn.Parameter]:
+        """What the loss of this task reaches, and no other loss."""
+
+    def task_parameters(self, task: str) -> list[nn.Parameter]:
+        """Parameters that only this task's loss reaches."""
+        names = [own.name for own in self.tasks]
+        check_choice("task", task, names)
+        return _parameters(self._private(names.index(task)))
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """All other parameters: those that the losses of several tasks reach."""
+        private = {id(parameter) for task in self.tasks for parameter in self.task_parameters(task.name)}
+        return [parameter for parameter in self.parameters() if id(parameter) not in private]
+
+    def penalty(self) -> Tensor | None:
+        """What training should add to the objective besides the tasks' losses, if anything.
+
+        It is no task and has no examples, so it takes an ordinary backward pass of its own.
+        """
+        return None
+
+
+def _parameters(parts: Iterable[nn.Module | nn.Parameter]) -> list[nn.Parameter]:
+    found: list[nn.Parameter] = []
+    for part in parts:
+        found += [part] if isinstance(part, nn.Parameter) else part.parameters()
+    return found

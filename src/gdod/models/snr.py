@@ -1,0 +1,152 @@
+"""SNR (Ma, Zhao, Chen, Li, Hong, Chi, "SNR: Sub-Network Routing for Flexible Parameter Sharing in
+Multi-Task Learning", AAAI 2019), in its form SNR-Trans.
+
+The coding variables follow the hard concrete distribution of Louizos, Welling, Kingma, "Learning
+Sparse Neural Networks through L0 Regularization", ICLR 2018.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, log
+
+import torch
+from torch import Tensor, nn
+
+from gdod.methods.checks import check_choice, check_positive
+from gdod.models.config import Config, check_number
+from gdod.models.features import Features
+from gdod.models.layers import Experts, Stack, Tower, activation
+from gdod.models.model import Model
+from gdod.models.schema import Batch, Schema, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNRConfig(Config):
+    levels: int = 2
+    """Levels of sub-networks, with routing between them and from the last one to the towers."""
+    subnetworks: int = 8
+    """Sub-networks of a level."""
+    width: int = 32
+    """Units of a sub-network."""
+    l0: float = 1e-4
+    """Weight of the expected number of open connections in `SNR.penalty`."""
+    open: float = 0.5
+    """How open connections start: log α = log(open / (1 - open))."""
+    temperature: float = 2 / 3
+    """β of the hard concrete distribution."""
+    low: float = -0.1
+    """γ, below 0: what a concrete variable at 0 is stretched to, before it is cut off at 0."""
+    high: float = 1.1
+    """ζ, above 1: what one at 1 is stretched to, before it is cut off at 1."""
+    sampling: str = "batch"
+    """Whether z is drawn once for a "batch" or for each "example"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("levels", "subnetworks", "width"):
+            check_positive(name, getattr(self, name))
+        check_choice("sampling", self.sampling, ("batch", "example"))
+        check_number("l0", self.l0, lambda weight: 0 <= weight < inf, "of at least 0")
+        check_number("open", self.open, lambda share: 0 < share < 1, "between 0 and 1")
+        check_number("temperature", self.temperature, lambda beta: 0 < beta < inf, "above 0")
+        check_number("low", self.low, lambda gamma: -inf < gamma < 0, "below 0")
+        check_number("high", self.high, lambda zeta: 1 < zeta < inf, "above 1")
+
+
+class Coding(nn.Module):
+    """Coding variables z in [0, 1], one for each connection from J sub-networks to I others.
+
+    In training  z = clamp(s (ζ - γ) + γ, 0, 1),  s = σ((log u - log(1 - u) + log α) / β),  u ~ U(0, 1),
+    in evaluation  z = clamp(σ(log α) (ζ - γ) + γ, 0, 1).
+    """
+
+    def __init__(self, targets: int, sources: int, config: SNRConfig) -> None:
+        super().__init__()
+        start = log(config.open / (1 - config.open))
+        self.log_alpha = nn.Parameter(start + 0.01 * torch.randn(targets, sources))  # [I, J]
+        self.temperature, self.low, self.high = config.temperature, config.low, config.high
+        self.each_example = config.sampling == "example"
+
+    def forward(self, examples: int) -> Tensor:
+        """z for each example. [B, I, J]
+
+        Also when all examples have the same z: the parameter meets the examples here, first of all,
+        so that its gradient can be told apart by example.
+        """
+        log_alpha = self.log_alpha.expand(examples, -1, -1)  # [I, J] -> [B, I, J]
+        if not self.training:
+            return self._stretched(log_alpha.sigmoid())
+        u = torch.rand_like(log_alpha if self.each_example else log_alpha[:1])  # [B or 1, I, J]
+        noise = u.logit(eps=1e-6)  # log u - log(1 - u), finite for u = 0 as well
+        return self._stretched(((log_alpha + noise) / self.temperature).sigmoid())
+
+    def _stretched(self, s: Tensor) -> Tensor:
+        return (s * (self.high - self.low) + self.low).clamp(0, 1)
+
+    def expected_l0(self) -> Tensor:
+        """The expected number of z that are not zero: Σ σ(log α - β log(-γ / ζ)). A scalar."""
+        return (self.log_alpha - self.temperature * log(-self.low / self.high)).sigmoid().sum()
+
+
+class Routing(nn.Module):
+    """v_i = Σ_j z_ij W_ij u_j, from J sub-networks to I others. [B, J, H] -> [I, B, H]"""
+
+    def __init__(self, targets: int, sources: int, config: SNRConfig) -> None:
+        super().__init__()
+        self.coding = Coding(targets, sources, config)
+        # W_i1 ... W_iJ below each other make one matrix, so that the product also sums over j.
+        self.transform = Stack(targets, sources * config.width, config.width, bias=False)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z = self.coding(u.shape[0])  # [B, I, J]
+        scaled = z.unsqueeze(3) * u.unsqueeze(1)  # [B, I, J, 1] x [B, 1, J, H] -> [B, I, J, H]
+        scaled = scaled.flatten(2).transpose(0, 1)  # [I, B, J * H]
+        return self.transform(scaled)  # type: ignore[no-any-return]  # [I, B, H]
+
+
+class SNR(Model):
+    """Levels of sub-networks whose connections are learned: each has a matrix and a switch.
+
+        batch ► features ─┬─► sub-network 1 ─┐           ┌─► sub-network 1 ─┐           ┌─► tower 1
+                          ├─►      …         ├► routing ─┤        …         ├► routing ─┤
+                          └─► sub-network 8 ─┘           └─► sub-network 8 ─┘           └─► tower 2
+
+    The routing gives its target i the input v_i = Σ_j z_ij W_ij u_j. Call `penalty` for the weighted
+    expected L0 norm of the switches z, which training adds to the losses.
+    """
+
+    config_type = SNRConfig
+
+    def __init__(self, schema: Schema, tasks: Iterable[Task], config: SNRConfig | None = None) -> None:
+        config = config or SNRConfig()
+        super().__init__(schema, tasks, config)
+        count, width, between = config.subnetworks, config.width, range(config.levels - 1)
+        self.l0 = config.l0
+        self.features = Features(schema, config.embedding, config.sparse)
+        self.first = Experts(count, self.features.width, [width], config)
+        self.routings = nn.ModuleList(Routing(count, count, config) for _ in between)
+        self.subnetworks = nn.ModuleList(Stack(count, width, width) for _ in between)
+        self.activation = nn.Sequential(*activation(config))
+        self.to_tasks = nn.ModuleList(Routing(1, count, config) for _ in self.tasks)
+        self.towers = nn.ModuleList(Tower(width, task, config) for task in self.tasks)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        u = self.first(self.features(batch))  # [B, width] -> [B, J, H]
+        for routing, subnetworks in zip(self.routings, self.subnetworks, strict=True):
+            v = routing(u)  # [I, B, H]
+            u = self.activation(subnetworks(v)).transpose(0, 1)  # [I, B, H] -> [B, I, H]
+        logits = {}
+        for task, routing, tower in zip(self.tasks, self.to_tasks, self.towers, strict=True):
+            logits[task.name] = tower(routing(u).squeeze(0))  # [1, B, H] -> [B]
+        return logits
+
+    def expected_l0(self) -> Tensor:
+        """The expected number of open connections. A scalar."""
+        codings = [module for module in self.modules() if isinstance(module, Coding)]
+        return torch.stack([coding.expected_l0() for coding in codings]).sum()
+
+    def penalty(self) -> Tensor:
+        return self.l0 * self.expected_l0()
+
+    def _private(self, number: int) -> Iterable[nn.Module]:
+        return [self.to_tasks[number], self.towers[number]]

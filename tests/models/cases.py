@@ -1,0 +1,92 @@
+"""A small schema, tasks of every kind, examples of them, and models in several forms."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdod.models import Batch, Categorical, Losses, Model, Numeric, Schema, Sequence, Task, per_example_losses
+from gdod.models import build as build_model
+
+SCHEMA = Schema(
+    categorical=[Categorical("city", 5), Categorical("device", 3), Categorical("user", 40)],
+    numeric=[Numeric("age"), Numeric("one")],
+    sequences=[Sequence("seen", 12)],
+)
+TASKS = (Task("click"), Task("stay", "regression"), Task("kind", "multiclass", classes=3))
+
+# Name of a form -> model and options. The first of each model has the paper's shape, but smaller.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "single-task": ("single-task", {"bottom": (8, 6), "tower": (4,)}),
+    "shared-bottom": ("shared-bottom", {"bottom": (8, 6), "tower": (4,)}),
+    "cross-stitch": ("cross-stitch", {"bottom": (8, 6), "tower": (4,)}),
+    "mmoe": ("mmoe", {"experts": 4, "expert": (6,), "tower": (4,)}),
+    "snr": ("snr", {"subnetworks": 3, "width": 6, "tower": (4,)}),
+    "ple": ("ple", {"experts": 5, "expert": (6,), "tower": (4,)}),
+}
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **SMALL,
+    "bare shared-bottom": ("shared-bottom", {"bottom": (), "tower": ()}),
+    "cross-stitch without bottom": ("cross-stitch", {"bottom": (), "tower": (8, 6, 4)}),
+    "mmoe, deep experts": ("mmoe", {"experts": 3, "expert": (7, 6), "activation": "silu"}),
+    "snr, one level": ("snr", {"levels": 1, "subnetworks": 3, "width": 6}),
+    "snr, three levels": (
+        "snr",
+        {"levels": 3, "subnetworks": 3, "width": 6, "sampling": "example", "activation": "gelu"},
+    ),
+    "ple, one level": ("ple", {"levels": 1, "experts": 5, "expert": (6,)}),
+    "ple, three levels": (
+        "ple",
+        {"levels": 3, "experts": 8, "task_experts": 2, "expert": (7, 6), "dropout": 0.1},
+    ),
+}
+
+
+def build(form: str, tasks: tuple[Task, ...] = TASKS, seed: int = 0, **options: Any) -> Model:
+    name, own = FORMS[form]
+    return build_model(name, SCHEMA, tasks, seed=seed, **(own | options))
+
+
+def columns(size: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(largest: int, *shape: int) -> Tensor:
+        return torch.randint(0, largest + 1, (size, *shape), generator=generator)
+
+    return {
+        "user": ids(40),
+        "seen": ids(12, 4),
+        "age": torch.randn(size, generator=generator),
+        "one": torch.ones(size),
+        "city": ids(5),
+        "device": ids(3),
+    }
+
+
+def batch_of(size: int, seed: int = 0) -> Batch:
+    return SCHEMA.batch(columns(size, seed))
+
+
+def labels_of(size: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 + seed)
+    return {
+        "click": torch.randint(0, 2, (size,), generator=generator).float(),
+        "stay": torch.randn(size, generator=generator),
+        "kind": torch.randint(0, 3, (size,), generator=generator),
+    }
+
+
+def losses_of(model: Model, size: int = 24, seed: int = 0) -> Losses:
+    return per_example_losses(model(batch_of(size, seed)), labels_of(size, seed), model.tasks)
+
+
+def total(losses: Losses) -> Tensor:
+    return torch.stack([loss.mean() for loss in losses.losses.values()]).sum()
+
+
+def shuffled(model: Model) -> Model:
+    """The model with all parameters random, so that a forgotten bias shows, which starts at zero."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    return model
