@@ -258,7 +258,8 @@ def _unaliased(grads: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor,
 
 def _accumulate(parameter: Tensor, grad: Tensor) -> None:
     """Adds to `.grad` as `Tensor.backward` does, hooks included."""
-    grad = grad.to(parameter.dtype)
+    if grad.dtype != parameter.dtype:
+        grad = grad.to(parameter.dtype)
     if parameter.grad is None and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks:
         # Without a copy, which is what autograd does with a gradient nobody else holds.
         parameter.grad = grad if grad.is_sparse or grad.is_contiguous() else grad.contiguous()

@@ -1,10 +1,12 @@
 """Matrix products with a parameter: linear layers, `x @ W`, stacked experts in `bmm` or `einsum`.
 
 The row of such a parameter is a product of activations X and cotangents D, summed over the examples
-of a group. Either the rows are materialised, or their inner products are taken from those of the
-factors, (X Xᵀ) ∘ (D Dᵀ) summed over blocks (the "ghost" product), whichever costs less.
+of a group, Dᵀ X. Either the rows are materialised, or their inner products are taken pair by pair of
+groups as D_g (X_g X_hᵀ) D_hᵀ, from left or right so that nothing as large as a row appears,
+whichever costs less.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +19,10 @@ from gdod.rows.groups import Owner
 from gdod.rows.views import undo
 from gdod.rows.workspace import take
 
-# Elements of the largest intermediate of a ghost product.
-_GHOST_CHUNK = 2**22
+# Numbers in the largest intermediate result of pairs of groups.
+_CHUNK = 2**22
+# What the calls of such a product cost, in multiplications.
+_LOOP = 4_000_000
 # What reading or writing a number costs, in multiplications.
 _TRAFFIC = 8
 
@@ -118,19 +122,20 @@ class Products(Block):
         self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
 
     def _rows_are_cheaper(self) -> bool:
-        if self.experts > 1:
-            return True
-        places = sum(x.shape[0] * x.shape[1] for x in self.xs)
+        places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
         outputs = self.ds[0].shape[-1] // self.tasks
         count, size = self.groups * self.tasks, self.inputs * outputs
-        rows = places * self.tasks * size + count**2 * size // 2 + 3 * _TRAFFIC * count * size
-        ghost = places**2 * self.inputs + (places * self.tasks) ** 2 * (outputs + 3 * _TRAFFIC)
-        return rows <= ghost
+        rows = places * self.tasks * size + count**2 * size * 3 // 4 + 3 * _TRAFFIC * count * size
+        # Products of activations, these times cotangents, and cotangents times that; most of it is
+        # above the diagonal.
+        passed = places * self.groups * self.tasks * outputs
+        pairs = (places**2 * (self.inputs + self.tasks * outputs) + passed * (self.tasks + 3 * _TRAFFIC)) * 5 // 8
+        return rows <= pairs + _LOOP
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         columns = self._columns(only)
         if self.rows is None:
-            return self._ghost(torch.float64 if precise else self.xs[0].dtype, columns)
+            return self._pairs(torch.float64 if precise else self.xs[0].dtype, columns)
         rows = self.rows.double() if precise else self.rows
         if columns != slice(None):
             rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
@@ -143,26 +148,54 @@ class Products(Block):
         weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
         return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
 
-    def _ghost(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        tasks, groups = self.tasks, self.groups
-        gram = torch.zeros(groups, tasks, groups, tasks, dtype=dtype, device=self.xs[0].device)
-        xs = [x[..., inputs].to(dtype) for x in self.xs]  # [g, places, in]
-        ds = [d.to(dtype).unflatten(-1, (tasks, -1)) for d in self.ds]  # [g, places, K, out]
-        columns = sum(x.shape[0] * x.shape[1] for x in xs) * tasks
+    def _pairs(self, dtype: torch.dtype, inputs: slice) -> Tensor:
+        """Blocks (g, h) of the Gram matrix without rows: D_g (X_g X_hᵀ) D_h, summed over experts."""
+        gram = torch.zeros(self.groups, self.tasks, self.groups, self.tasks, dtype=dtype, device=self.xs[0].device)
+        xs = [self._by_expert(x[..., inputs].to(dtype)) for x in self.xs]  # [E, g, places, in]
+        ds = [self._by_expert(d.to(dtype)) for d in self.ds]  # [E, g, places, K * out]
+        for expert in range(self.experts):
+            column = 0
+            for second in range(len(xs)):
+                x2, d2 = xs[second][expert], ds[second][expert]
+                step = self._groups_at_once(d2)
+                for first in range(0, x2.shape[0], step):
+                    here = slice(first, first + step)
+                    for x1, d1, row in self._up_to(xs, ds, expert, second, first + step):
+                        block = self._block(x1, d1, x2[here], d2[here])
+                        gram[row : row + x1.shape[0], :, column + first : column + first + block.shape[2]] += block
+                column += x2.shape[0]
+        upper = gram.view(self.groups * self.tasks, -1).triu()
+        return upper + upper.triu(1).T
+
+    def _by_expert(self, x: Tensor) -> Tensor:
+        """[g * E, places, f] -> [E, g, places, f]"""
+        by_group: Tensor = x.unflatten(0, (-1, self.experts))
+        return by_group.transpose(0, 1)
+
+    def _groups_at_once(self, d: Tensor) -> int:
+        """A quarter of the groups (then little below the diagonal is computed), or what memory allows."""
+        groups, _, features = d.shape
+        every = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
+        return max(1, min(-(-groups // 4), _CHUNK // (every * features)))
+
+    def _up_to(
+        self, xs: list[Tensor], ds: list[Tensor], expert: int, run: int, group: int
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """All earlier runs of groups, and this one up to ``group``, with the number of their first group."""
         row = 0
-        for x, d in zip(xs, ds, strict=True):
-            step = max(1, _GHOST_CHUNK // (x.shape[1] * tasks * columns))
-            for x1, d1 in zip(x.split(step), d.split(step), strict=True):
-                column = 0
-                for x2, d2 in zip(xs, ds, strict=True):
-                    (g1, p1), (g2, p2) = x1.shape[:2], x2.shape[:2]
-                    xx = x1.flatten(0, 1) @ x2.flatten(0, 1).T  # [g1 * p1, g2 * p2]
-                    dd = d1.flatten(0, 2) @ d2.flatten(0, 2).T  # [g1 * p1 * K, g2 * p2 * K]
-                    dd = dd.view(g1, p1, tasks, g2, p2, tasks).mul_(xx.view(g1, p1, 1, g2, p2, 1))
-                    gram[row : row + g1, :, column : column + g2] = dd.sum((1, 4))
-                    column += g2
-                row += g1
-        return gram.view(groups * tasks, groups * tasks)
+        for earlier in range(run + 1):
+            end = group if earlier == run else xs[earlier].shape[1]
+            yield xs[earlier][expert, :end], ds[earlier][expert, :end], row
+            row += xs[earlier].shape[1]
+
+    def _block(self, x1: Tensor, d1: Tensor, x2: Tensor, d2: Tensor) -> Tensor:
+        """[g1, K, g2, K]"""
+        (g1, p1, _), (g2, p2, _), tasks = x1.shape, d2.shape, self.tasks
+        xx = (x1.reshape(g1 * p1, -1) @ x2.reshape(g2 * p2, -1).T).view(g1 * p1, g2, p2)
+        passed = torch.bmm(xx.transpose(0, 1), d2)  # (X_g X_hᵀ) D_h [g2, g1 * p1, K * out]
+        passed = passed.view(g2, g1, p1, tasks, -1).permute(1, 0, 3, 2, 4).reshape(g1, g2 * tasks, -1)
+        own = d1.reshape(g1, p1, tasks, -1).transpose(1, 2).reshape(g1, tasks, -1)  # [g1, K, p1 * out]
+        return torch.bmm(own, passed.mT).view(g1, tasks, g2, tasks)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         weights = weights.to(self.xs[0].dtype)
@@ -179,13 +212,14 @@ class Products(Block):
         return grads
 
     def _combine_factors(self, weights: Tensor) -> Tensor:
-        """[out * in]"""
+        """[E * out * in]"""
         grads, group = [], 0
         for x, d in zip(self.xs, self.ds, strict=True):
-            w = weights[group : group + x.shape[0]]  # [g, K]
-            v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(2)  # [g, places, out]
-            grads.append(v.flatten(0, 1).T @ x.flatten(0, 1))
-            group += x.shape[0]
+            x, d = self._by_expert(x), self._by_expert(d)  # [E, g, places, f]
+            w = weights[group : group + x.shape[1]]  # [g, K]
+            v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(3)  # [E, g, places, out]
+            grads.append(torch.bmm(v.flatten(1, 2).mT, x.flatten(1, 2)))
+            group += x.shape[1]
         total: Tensor = sum(grads[1:], grads[0])
         return total.flatten()
 

@@ -17,7 +17,7 @@ _BYTES = 2**28
 
 class _Workspace(threading.local):
     def __init__(self) -> None:
-        self.free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self.free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
         self.taken: list[Tensor] = []
         self.bytes = 0
 
@@ -31,24 +31,22 @@ class _Workspace(threading.local):
         count = 1
         for size in shape:
             count *= size
-        pool = self.free.setdefault((like.dtype, like.device), [])
-        for place, buffer in enumerate(pool):  # large enough, and not wastefully so
-            if count <= buffer.shape[0] <= 2 * count:
-                del pool[place]
-                break
+        pool = self.free.get((count, like.dtype, like.device))
+        if pool:
+            buffer = pool.pop()
         else:
             buffer = torch.empty(count, dtype=like.dtype, device=like.device)
             self.bytes += buffer.nbytes
         self.taken.append(buffer)
-        return buffer[:count].view(*shape)
+        return buffer.view(shape)
 
     def release(self) -> None:
         """Makes all memory taken so far available again."""
         if self.bytes > _BYTES:
-            self.free, self.bytes = {}, 0
+            self.free, self.bytes = {}, 0  # also what batches of other shapes left
         else:
             for buffer in self.taken:
-                self.free.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+                self.free.setdefault((buffer.shape[0], buffer.dtype, buffer.device), []).append(buffer)
         self.taken = []
 
 
