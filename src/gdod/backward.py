@@ -148,6 +148,10 @@ class _Shares:
     averages: Tensor  # C [K, N]: the share of a task's labelled examples that lies in each group
 
     @cached_property
+    def squares(self) -> Tensor:
+        return self.averages.square()
+
+    @cached_property
     def inverse(self) -> Tensor:
         """From the part of a task's gradient that a group contributes to the group's own mean. [N]"""
         share = self.averages.sum(0)
@@ -195,6 +199,7 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[G
             shares.averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
+            squares=shares.squares,
             losses=means(tasks.values, tasks.labelled),
             norm_gram=_norm_gram(method, rows, shares),
             random_rows=partial(rows.random_rows, shares.averages),

@@ -124,7 +124,7 @@ class _OnBasis(Method):
             # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
             # places in U are lost in rounding; for small eigenvalues it is the less exact one.
             through = (vectors.T @ gram.with_tasks) / values
-            along = torch.where(gram.norms**2 < values * gram.averages.square().sum(1), through, along)
+            along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
         projections = values.sqrt() * along
         factors = self.scale(_rounded(projections, gram))
         exact = gram.error <= 1e-12 or values.numel() == 0
@@ -141,18 +141,20 @@ class _OnBasis(Method):
         sign of a small projection, which matters where that changes what is kept; and what lies
         along eigenvalues near e, or below the tolerance, is not to be trusted at all.
         """
-        error = gram.error * float(gram.matrix.diagonal().max())
+        error = gram.error * gram.longest
         turn = (error / (values.unsqueeze(1) - values).abs_().clamp_(min=error)).square_().fill_diagonal_(0)
         square = along**2
-        spread, once, twice = (turn @ torch.cat([square, factors * square, factors**2 * square], 1)).tensor_split(3, 1)
-        drift = (values @ (factors**2 * spread - 2 * factors * once + twice)).sum()  # Σ (ω_a - ω_b)² p_b²
-        doubtful = (square < 16 * spread) | (values < 64 * error).unsqueeze(1)
+        kept = factors * square
+        spread, from_kept = (turn @ torch.cat([square, kept], 1)).tensor_split(2, 1)  # squared error of Uᵀ cᵢ
+        drift = (values @ torch.addcmul(from_kept, factors, spread)).sum()  # (ω_a - ω_b)² is at most ω_a + ω_b
+        doubtful = square < 16 * spread
+        if float(values[0]) < 64 * error:
+            doubtful |= (values < 64 * error).unsqueeze(1)
         if bool(doubtful.any()):
             turned = self.scale(torch.where(doubtful, -along, along))
             drift += values @ ((turned - factors) * along).abs_().sum(1).square_()
-        if self.rank is None:
-            outside = (gram.averages.square().sum() - square.sum()).clamp_(min=0)
-            drift += gram.tolerance * values[-1] * outside
+        if values.shape[0] < gram.matrix.shape[0] and self.rank is None:
+            drift += gram.tolerance * values[-1] * (gram.squares.sum() - square.sum()).clamp_(min=0)
         update = values @ (factors * along).sum(1).square_()
         allowed = max(_DRIFT_OF_UPDATE**2 * float(update), _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum()))
         return float(drift) <= allowed

@@ -34,6 +34,8 @@ class Gram:
     row_error: float = _EPS  # relative rounding error of the rows
     error: float = _EPS  # typical one of an inner product, relative to the lengths multiplied
     losses: Tensor | None = None  # mean loss of each task, before task weights; nan without labels [K]
+    squares: Tensor = None  # type: ignore[assignment]  # of the averages, if they are at hand
+    longest: float = field(init=False)  # squared length of the longest row
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
 
@@ -41,8 +43,13 @@ class Gram:
         # A row that is zero belongs to no direction. Without its share of the average a task whose
         # rows are all zero has projections that are exactly zero.
         lengths = self.matrix.diagonal()
-        if not float(lengths.min()) > 0:
+        shortest, longest = torch.aminmax(lengths)
+        object.__setattr__(self, "longest", float(longest))
+        if not float(shortest) > 0:
             object.__setattr__(self, "averages", torch.where(lengths > 0, self.averages, 0.0))
+            object.__setattr__(self, "squares", self.averages.square())
+        elif self.squares is None:
+            object.__setattr__(self, "squares", self.averages.square())
 
     @property
     def tasks(self) -> int:
@@ -56,7 +63,7 @@ class Gram:
     @cached_property
     def is_balanced(self) -> bool:
         """Whether every task gradient is of the order of the largest rows, so that rounding spares it."""
-        largest = float(self.matrix.diagonal().max()) * float(self.averages.square().sum(1).max())
+        largest = self.longest * float(self.squares.sum(1).max())
         least: float = min(self.of_tasks.diagonal().tolist())
         return least > _BALANCED * largest
 
@@ -66,7 +73,9 @@ class Gram:
 
         That is a share of the gradient, and what rounding leaves of rows that cancel each other.
         """
-        lengths = (self.averages**2 @ self.matrix.diagonal()).sqrt()
+        if self.is_balanced:  # then the second is far below the first
+            return _ZERO * self.norms
+        lengths = (self.squares @ self.matrix.diagonal()).sqrt()
         return torch.maximum(_ZERO * self.norms, 16 * _EPS * lengths)
 
     @cached_property

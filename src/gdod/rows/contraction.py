@@ -8,6 +8,7 @@ whichever costs less.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -207,7 +208,10 @@ class Products(Block):
             grads.append((parameter, undo(chain, grad[0, :, -1].reshape(shape))))
             grad = grad[..., :-1]
         parameter, shape, chain = self.weight
-        grad = grad if self.use.left else grad.transpose(-1, -2)
+        if not self.use.left and chain and type(chain[-1][0]).__name__ == "TBackward0":
+            chain, shape = chain[:-1], shape[::-1]  # `weight.t()`: two transpositions undo each other
+        elif not self.use.left:
+            grad = grad.transpose(-1, -2)
         grads.append((parameter, undo(chain, grad.reshape(shape))))
         return grads
 
@@ -225,12 +229,13 @@ class Products(Block):
 
 
 def _with_ones(x: Tensor) -> Tensor:
-    longer = take((*x.shape[:-1], x.shape[-1] + 1), x)
-    if longer is None:
-        return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
-    longer[..., :-1] = x
-    longer[..., -1] = 1
-    return longer
+    ones = _ones((*x.shape[:-1], 1), x.dtype, x.device)
+    return torch.cat([x, ones], -1, out=take((*x.shape[:-1], x.shape[-1] + 1), x))
+
+
+@lru_cache(maxsize=64)
+def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
 
 
 def _join(uses: list[list[Tensor]]) -> list[Tensor]:
