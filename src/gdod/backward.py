@@ -187,7 +187,7 @@ def _shares_of_all(tasks: int, groups: Groups) -> _Shares:
 def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[Gram, Weights]:
     """Asks the method, with inner products in the rows' own precision first if that can be enough."""
     eps = rows.precision
-    for precise in (False, True) if eps > 1e-12 else (True,):
+    for precise in (False, True) if method.may_ask_again and eps > 1e-12 else (True,):
         matrix = rows.gram(precise)
         if not precise and not _in_range(matrix.diagonal(), shares.empty):
             continue

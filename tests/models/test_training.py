@@ -27,9 +27,13 @@ def train(model: Model, method: gdod.Method, steps: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_trains_with_every_method(name: str, method: str) -> None:
+    try:
+        made = gdod.method(method)
+    except ImportError as error:  # what torchjd keeps behind an extra of its own
+        pytest.skip(str(error))
     model = build(name)
     before = float(total(losses_of(model.eval())).detach())
-    train(model, gdod.method(method), steps=15)
+    train(model, made, steps=15)
     assert float(total(losses_of(model.eval())).detach()) < before - 0.01
 
 

@@ -1,16 +1,35 @@
 """Methods: functions from the Gram matrix of the rows (and the losses) to weights of the rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 from gdod.errors import InputError
+from gdod.methods.cagrad import CAGrad
 from gdod.methods.checks import check_choice
+from gdod.methods.from_torchjd import as_method, torchjd_methods
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
+from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg
 from gdod.methods.gram import Gram
 from gdod.methods.method import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
+from gdod.methods.mgda import MGDA
+from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
+from gdod.methods.to_torchjd import GDODAggregator, GDODWeighting
+from gdod.methods.uncertainty import Uncertainty
 
-METHODS: dict[str, type[Method]] = {"gdod": GDOD, "weighted-gdod": WeightedGDOD, "sum": Sum, "gradreg": GradReg}
+METHODS: dict[str, Callable[..., Method]] = {
+    "sum": Sum,
+    "uncertainty": Uncertainty,
+    "gradnorm": GradNorm,
+    "gradreg": GradReg,
+    "mgda": MGDA,
+    "pcgrad": PCGrad,
+    "cagrad": CAGrad,
+    "gdod": GDOD,
+    "weighted-gdod": WeightedGDOD,
+    **torchjd_methods(),
+}
 
 
 def method(name: str, **options: Any) -> Method:
@@ -22,26 +41,27 @@ def method(name: str, **options: Any) -> Method:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 
-def as_method(given: object) -> Method:
-    """A method as it is; anything else is refused."""
-    if isinstance(given, Method):
-        return given
-    raise InputError(f"method is {given!r}; expected a method such as gdod.GDOD(), or gdod.method('gdod')")
-
-
 __all__ = [
     "GDOD",
     "METHODS",
+    "MGDA",
+    "CAGrad",
     "Decomposition",
+    "GDODAggregator",
+    "GDODWeighting",
+    "GradNorm",
     "GradReg",
     "Gram",
     "LossMethod",
     "Method",
+    "PCGrad",
     "PenaltyMethod",
     "Sum",
     "TaskMethod",
+    "Uncertainty",
     "WeightedGDOD",
     "Weights",
     "as_method",
     "method",
+    "torchjd_methods",
 ]

@@ -39,6 +39,8 @@ class Decomposition:
 class _OnBasis(Method):
     """Decompose all task gradients on a basis of their rows' span, scale the projections, add up."""
 
+    may_ask_again = True
+
     def __init__(self, groups: int | None, decomposition: str, rank: int | None, seed: int | torch.Generator) -> None:
         if groups is not None:
             check_positive("groups", groups)

@@ -43,7 +43,6 @@ class GradNorm(Method):
 
     GRID: ClassVar[Mapping[str, Sequence[float]]] = {"alpha": (0.5, 1.5)}
     groups = 1
-    at = "last-shared-layer"
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class GradNorm(Method):
             raise InputError("parameters is a tensor; expected an iterable of parameters, e.g. layer.parameters()")
         self.alpha = alpha
         self.descent = Descent(optimizer, lr)
-        self.parameters = None if parameters is None else tuple(parameters)
+        self.lengths_at = "last-shared-layer" if parameters is None else tuple(parameters)
         self.task_weights: Tensor | None = None
         self.initial_losses: Tensor | None = None  # nan for a task that had no label yet
 
@@ -111,8 +110,7 @@ class GradNorm(Method):
 
 def _norm_gram(gram: Gram) -> Tensor:
     """Inner products of the task gradients at the parameters where their lengths count. [K, K]"""
-    found: Tensor | None = getattr(gram, "norm_gram", None)
-    return gram.of_tasks if found is None else found
+    return gram.of_tasks if gram.norm_gram is None else gram.norm_gram
 
 
 def _mean(values: Tensor, present: Tensor) -> Tensor:

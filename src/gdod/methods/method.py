@@ -52,6 +52,9 @@ class Method(ABC):
     groups: int | None = 1
     """Into how many groups a batch is cut; None: one for each example."""
 
+    may_ask_again: bool = False
+    """Whether `weigh` may be given a rounded Gram matrix first, and say that it wants an exact one."""
+
     lengths_at: Literal["everywhere", "last-shared-layer"] | tuple[Tensor, ...] = "everywhere"
     """Over which shared parameters `Gram.norm_gram` is taken."""
 
