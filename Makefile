@@ -44,3 +44,5 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.models

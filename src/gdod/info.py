@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
+from gdod.methods.base import Weights
 from gdod.methods.gram import Gram
-from gdod.methods.method import Weights
 from gdod.rows import SlowPath
 
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gdod import toy
 from gdod.errors import InputError
+from gdod.methods.base import Method
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.from_torchjd import torchjd_methods
 from gdod.methods.gdod import GDOD, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
-from gdod.methods.method import Method
 from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
+from gdod.methods.base import Method
 from gdod.methods.gram import Gram
-from gdod.methods.method import Method
 
 STARTS = ((-8.5, 7.5), (-8.5, -5.0), (9.0, 9.0))  # the paper's
 LOWEST = -20.0  # no loss is below; methods that weigh losses are shown how far above they are

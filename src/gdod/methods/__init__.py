@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gdod.errors import InputError
+from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.checks import check_choice
 from gdod.methods.from_torchjd import as_method, torchjd_methods
@@ -11,7 +12,6 @@ from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg
 from gdod.methods.gram import Gram
-from gdod.methods.method import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.methods import hull
-from gdod.methods.method import TaskMethod
+from gdod.methods.base import TaskMethod
 from gdod.methods.options import check_number
 
 

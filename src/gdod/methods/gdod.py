@@ -11,9 +11,9 @@ from gdod import decompositions
 from gdod.decompositions import DECOMPOSITIONS
 from gdod.errors import InputError
 from gdod.methods import agreement as agreements
+from gdod.methods.base import Method, Weights, gram_of_rows
 from gdod.methods.checks import check_choice, check_positive
 from gdod.methods.gram import Gram
-from gdod.methods.method import Method, Weights, gram_of_rows
 
 # How far rounding in the Gram matrix may move the update by the estimate below, relative to it and to
 # the plain sum, before the matrix is asked for again in float64. The estimate is two to ten times the

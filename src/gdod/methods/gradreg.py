@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gdod.methods.method import PenaltyMethod
+from gdod.methods.base import PenaltyMethod
 from gdod.methods.options import check_number
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.methods import hull
+from gdod.methods.base import TaskMethod, Weights
 from gdod.methods.checks import check_choice
 from gdod.methods.gram import Gram
-from gdod.methods.method import TaskMethod, Weights
 
 NORMALISATIONS = ("none", "l2", "loss", "loss+")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
-from gdod.methods.method import TaskMethod
+from gdod.methods.base import TaskMethod
 from gdod.methods.options import generator_of
 
 

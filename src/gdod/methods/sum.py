@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from gdod.methods.base import LossMethod, Weights
 from gdod.methods.gram import Gram
-from gdod.methods.method import LossMethod, Weights
 
 
 class Sum(LossMethod):

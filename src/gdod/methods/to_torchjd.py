@@ -7,10 +7,10 @@ from torchjd.linalg import DualConeProjector, PSDMatrix
 
 from gdod.errors import InputError
 from gdod.methods import hull
+from gdod.methods.base import Method
 from gdod.methods.checks import check_positive
 from gdod.methods.gdod import GDOD
 from gdod.methods.gram import Gram
-from gdod.methods.method import Method
 
 
 class ExactProjector(DualConeProjector):

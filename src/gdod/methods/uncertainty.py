@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
+from gdod.methods.base import LossMethod
 from gdod.methods.checks import check_choice
 from gdod.methods.descent import Descent, check_state, check_tasks
-from gdod.methods.method import LossMethod
 
 # The factor before exp(-s) L in the paper: equation 7 for a Gaussian, equation 10 for a softmax.
 _FACTORS = {"classification": 1.0, "regression": 0.5}
