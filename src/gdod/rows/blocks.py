@@ -4,7 +4,7 @@ Gram matrices are returned in the precision of the rows, or in float64 where tha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,3 +61,13 @@ def symmetric_product(rows: Tensor) -> Tensor:
     torch.mm(upper, lower.T, out=gram[:half, half:])
     gram[half:, :half] = gram[:half, half:].T
     return gram
+
+
+def sum_of_products(parts: Iterable[Tensor]) -> Tensor:
+    """The Gram matrix of rows that come some columns at a time."""
+    total: Tensor | None = None
+    for rows in parts:
+        product = symmetric_product(rows)
+        total = product if total is None else total + product
+    assert total is not None
+    return total

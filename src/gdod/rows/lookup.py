@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gdod.rows.blocks import Block, Only, symmetric_product
+from gdod.rows.blocks import Block, Only, sum_of_products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
@@ -125,7 +125,7 @@ class Tables(Block):
             first_id.append(offset)
             offset += table.shape[0]
         ids = [entries.ids + first_id[number] if number else entries.ids for number, entries, _ in uses]
-        self.ids = _joined(ids)  # [E]
+        self.ids, self.rows = _joined(ids), offset  # [E]
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
         self.values = torch.stack([_joined(deltas) for deltas in passes], 1)  # [E, K, d]
@@ -136,6 +136,8 @@ class Tables(Block):
         if only is not None:
             values = values * self._belongs_to(only)[:, None, None]
         groups, tasks = self.groups, self.tasks
+        if self.rows <= self.ids.shape[0]:  # small tables: their rows are looked up again and again
+            return sum_of_products(self._merged(values, self.ids, self.group, self.rows))
         _, inverse, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
         once = counts.shape[0] == inverse.shape[0]
         repeated = counts > 1
@@ -149,8 +151,7 @@ class Tables(Block):
         if not once:
             at = again.nonzero().squeeze(1)
             number = repeated.cumsum(0).sub_(1)[inverse[at]]  # of an id among the repeated ones
-            for rows in self._merged(values[at], number, self.group[at], int(repeated.sum())):
-                gram += symmetric_product(rows)
+            gram += sum_of_products(self._merged(values[at], number, self.group[at], int(repeated.sum())))
         return gram
 
     def _belongs_to(self, only: frozenset[int]) -> Tensor:
