@@ -24,7 +24,6 @@ from benchmarks.report import environment, markdown_table
 
 RESULTS = Path(__file__).parent / "results"
 OURS = ["sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod"]
-BAR = 1.3  # of PCGrad, MGDA and CAGrad against `sum` through task gradients
 Step = Callable[[], float]
 
 

@@ -242,3 +242,17 @@ def test_memory_of_a_table_goes_with_the_table() -> None:
     before = len(_GRADIENTS)
     del model
     assert len(_GRADIENTS) == before - 2
+
+
+@pytest.mark.parametrize("decomposition", ["randomized", "random"])
+def test_random_decompositions_go_on_from_a_saved_state(decomposition: str) -> None:
+    rows = torch.randn(12, 2, 40).double()
+    options = {"decomposition": decomposition, "rank": 3}
+    first = gdod.GDOD(**options, seed=5)
+    first.from_rows(rows)
+    second = gdod.GDOD(**options, seed=0)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.from_rows(rows), second.from_rows(rows))
+    assert gdod.GDOD().state_dict() == {}
+    with pytest.raises(gdod.InputError, match="the method it was taken from"):
+        gdod.GDOD().load_state_dict(first.state_dict())

@@ -11,7 +11,7 @@ from torch import Tensor
 from gdod.errors import InputError
 from gdod.methods import hull
 from gdod.methods.base import TaskMethod
-from gdod.methods.options import check_number
+from gdod.methods.checks import check_number
 
 
 class CAGrad(TaskMethod):

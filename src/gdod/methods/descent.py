@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice
-from gdod.methods.options import check_number
+from gdod.methods.checks import check_choice, check_number
 
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's β₁, β₂ and ε
 

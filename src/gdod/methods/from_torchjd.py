@@ -26,11 +26,10 @@ from torchjd.scalarization import Scalarizer
 
 from gdod.errors import InputError
 from gdod.methods.base import LossMethod, Method, TaskMethod, Weights
-from gdod.methods.checks import check_positive
+from gdod.methods.checks import check_positive, generator_of
 from gdod.methods.descent import Descent, check_state, check_tasks
 from gdod.methods.gram import Gram
 from gdod.methods.mgda import MGDA
-from gdod.methods.options import generator_of
 from gdod.methods.to_torchjd import ExactProjector
 from gdod.methods.torchjd_state import load_module_state, module_state
 

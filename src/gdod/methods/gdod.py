@@ -1,8 +1,9 @@
 """GDOD and Weighted-GDOD (Dong et al., "GDOD: Effective Gradient Descent using Orthogonal
 Decomposition for Multi-Task Learning", CIKM 2022, Algorithm 1 and section 4.7)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gdod.decompositions import DECOMPOSITIONS
 from gdod.errors import InputError
 from gdod.methods import agreement as agreements
 from gdod.methods.base import Method, Weights, gram_of_rows
-from gdod.methods.checks import check_choice, check_positive
+from gdod.methods.checks import check_choice, check_positive, generator_of
 from gdod.methods.gram import Gram
 
 # How far rounding in the Gram matrix may move the update by the estimate below, relative to it and to
@@ -47,12 +48,10 @@ class _OnBasis(Method):
         if rank is not None:
             check_positive("rank", rank)
         check_choice("decomposition", decomposition, DECOMPOSITIONS)
-        if not isinstance(seed, torch.Generator) and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InputError(f"seed={seed!r}; expected a whole number or a torch.Generator")
         self.groups = groups
         self.decomposition = decomposition
         self.rank = rank
-        self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        self.generator = generator_of(seed)
         self.scale: Callable[[Tensor], Tensor] = agreements.sign
 
     def weigh(self, gram: Gram) -> Weights:
@@ -65,6 +64,19 @@ class _OnBasis(Method):
         return (
             self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the random decompositions are in their random numbers; nothing for the others."""
+        return {"generator": self.generator.get_state()} if self.decomposition.startswith("random") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != set(self.state_dict()):
+            raise InputError(
+                f"the state holds {sorted(state)}; {self!r} expects {sorted(self.state_dict())}: "
+                "load it into the method it was taken from"
+            )
+        if state:
+            self.generator.set_state(state["generator"])
 
     def decompose(self, rows: Tensor, *, averages: Tensor | None = None) -> Decomposition:
         """Kept and conflicting part of each task gradient, from rows [groups, tasks, D]."""

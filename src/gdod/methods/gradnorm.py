@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.methods.base import Method, Weights
+from gdod.methods.checks import check_number
 from gdod.methods.descent import Descent, check_state, check_tasks
 from gdod.methods.gram import Gram
-from gdod.methods.options import check_number
 
 _LEAST = 1e-4  # no task's weight falls below this
 

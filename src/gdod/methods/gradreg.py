@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gdod.methods.base import PenaltyMethod
-from gdod.methods.options import check_number
+from gdod.methods.checks import check_number
 
 
 class GradReg(PenaltyMethod):

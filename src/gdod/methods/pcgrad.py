@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.methods.base import TaskMethod
-from gdod.methods.options import generator_of
+from gdod.methods.checks import generator_of
 
 
 class PCGrad(TaskMethod):
