@@ -1,13 +1,13 @@
 """The command line. Each command imports what it needs when it runs, so that help stays quick."""
 
-from typing import Annotated
-
 try:
     import typer
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"The command line needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
     ) from error
+
+from gdod.cli import demo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,12 +21,4 @@ def main() -> None:
     pass
 
 
-@app.command()
-def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps for each method.")] = 600,
-    seed: Annotated[int, typer.Option(help="Seed of the data, the models and the batches.")] = 0,
-) -> None:
-    """Train a two-task and a six-task model on made data with three methods; print a table each."""
-    from gdod.demo import run
-
-    run(steps=steps, seed=seed)
+app.command()(demo.demo)
