@@ -74,7 +74,7 @@ def test_shared_parameters_are_those_that_backward_finds_and_all_are_fast(form: 
     info = gdod.backward(losses, mask=mask)
     assert ids(info.shared) == ids(model.shared_parameters())
     assert info.slow == ()
-    assert info.passes == len(tasks)
+    assert info.passes <= len(tasks)
 
 
 @pytest.mark.parametrize("form", FORMS)

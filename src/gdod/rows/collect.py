@@ -23,6 +23,7 @@ from gdod.rows.plan import Assignment, Place, Plan, plan_for
 from gdod.rows.random_rows import RandomRows
 from gdod.rows.recipe import Located, Parameter, Recipe, make_recipe
 from gdod.rows.targets import Target
+from gdod.rows.trunk import Trunk, find_trunk
 from gdod.rows.trust import keeps_apart
 from gdod.rows.views import output_shape, undo
 from gdod.rows.workspace import release
@@ -106,11 +107,11 @@ def collect(
     plan = plan_for(graph, groups.examples, named)
     if shared is not None:
         _check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
-    recipe = _recipe(graph, plan, targets, seeds, groups.examples)
+    recipe, assignment = _recipe(graph, plan, targets, seeds, groups.examples)
     if recipe.slow:
         _warn_of_mixing(graph, recipe, len(plan.shared))
     collection = _Collection(graph, plan, recipe, groups)
-    collection.run(targets, seeds, retain_graph)
+    collection.run(targets, seeds, retain_graph, assignment)
     return Rows(
         groups=groups,
         tasks=len(targets),
@@ -167,11 +168,14 @@ def _check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
 
 # Who owns what is found out anew at every step unless the graph's structure settles it; and even
 # then after 1, 2, 4, 8, ... steps, so that an unlucky batch cannot settle it for good.
-def _recipe(graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, examples: int) -> Recipe:
+def _recipe(
+    graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, examples: int
+) -> tuple[Recipe, Assignment]:
     shapes = tuple(output_shape(graph.nodes[number], 0) for number in plan.nodes)
     assignment = plan.assignments.setdefault(shapes, Assignment())
     visits = assignment.visits = assignment.visits + 1
-    if assignment.recipe is None or not assignment.settled or visits & (visits - 1) == 0:
+    assignment.examine = assignment.recipe is None or not assignment.settled or visits & (visits - 1) == 0
+    if assignment.recipe is None or assignment.examine:
         by_node = dict(zip(plan.nodes, shapes, strict=True))
         if examples == 1:
             assignment.settled = True
@@ -181,7 +185,8 @@ def _recipe(graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, 
                 _probe(graph, plan, assignment, targets, seeds, examples)
             owned = {node: assignment.owners[node, 0] for node in plan.nodes}
         assignment.recipe = make_recipe(graph, plan, owned, by_node, examples)
-    return assignment.recipe
+        assignment.trunk = None if assignment.recipe.slow else find_trunk(graph, plan)
+    return assignment.recipe, assignment
 
 
 def _probe(
@@ -247,6 +252,20 @@ def _without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
+def _agree(some: dict[int, list[Tensor | None]], others: dict[int, list[Tensor | None]]) -> bool:
+    """Whether cotangents found in two ways are the same but for rounding."""
+    for number, deltas in some.items():
+        for one, other in zip(deltas, others[number], strict=True):
+            one = torch.zeros_like(other) if one is None and other is not None else one
+            if one is None:
+                continue
+            size = 0.0 if other is None else float(other.norm())
+            difference = float(one.norm()) if other is None else float((one - other).norm())
+            if not difference <= torch.finfo(one.dtype).eps ** 0.5 * size:
+                return False
+    return True
+
+
 class _Collection:
     """The backward passes over one graph, and what they leave."""
 
@@ -266,14 +285,32 @@ class _Collection:
             for number, at in enumerate(parameter.located)
         }
 
-    def run(self, targets: Sequence[Target], seeds: Tensor, retain_graph: bool) -> None:
-        """One pass a task; before that, for parameters on the slow path, one pass a row."""
+    def run(self, targets: Sequence[Target], seeds: Tensor, retain_graph: bool, assignment: Assignment) -> None:
+        """One pass for all tasks or one a task; before that, for parameters on the slow path, one a row."""
         if self.recipe.slow:
             self._run_rows(targets, seeds)
+        active = [task for task, some in enumerate(seeds.any(1).tolist()) if some]
+        # What is to be differentiated again has to come from autograd.
+        trunk = None if torch.is_grad_enabled() or len(active) < 2 else assignment.trunk
+        if trunk is None:
+            self._run_tasks(targets, seeds, active, retain_graph)
+            return
+        if not assignment.examine:
+            self._run_trunk(trunk, targets, seeds, active, retain_graph)
+            return
+        self._run_trunk(trunk, targets, seeds, active, retain_graph=True)
+        by_trunk, passes = self.deltas, self.passes
+        self._run_tasks(targets, seeds, active, retain_graph)
+        if _agree(by_trunk, self.deltas):
+            self.passes = passes
+        else:  # a hook on a tensor in the shared part, for instance, which only autograd knows of
+            assignment.trunk = None
+
+    def _run_tasks(self, targets: Sequence[Target], seeds: Tensor, active: list[int], retain_graph: bool) -> None:
         nodes = self.recipe.nodes
         edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
         self.deltas = {number: [None] * self.tasks for number in nodes}
-        active = [task for task, some in enumerate(seeds.any(1).tolist()) if some]
+        self.private = {}
         for task in active:
             leaves = self.plan.private[task]
             inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
@@ -283,9 +320,33 @@ class _Collection:
                 found = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
             for number, delta in zip(nodes, found, strict=False):
                 self.deltas[number][task] = delta
-            for leaf, grad in zip(leaves, found[len(nodes) : len(nodes) + len(leaves)], strict=True):
-                if grad is not None:
-                    self.private.setdefault(leaf, []).append((task, grad))
+            self._keep_private(task, leaves, found[len(nodes) : len(nodes) + len(leaves)])
+
+    def _run_trunk(
+        self, trunk: Trunk, targets: Sequence[Target], seeds: Tensor, active: list[int], retain_graph: bool
+    ) -> None:
+        leaves = [(task, leaf) for task in active for leaf in self.plan.private[task]]
+        edges = [GradientEdge(self.graph.nodes[number], 0) for number in trunk.edges]
+        inputs: list[Input] = [*edges, *(self.graph.leaf(leaf) for _, leaf in leaves)]
+        entries = trunk.entries(self.graph)
+        found = self._pass([targets[task] for task in active], inputs, [seeds[task] for task in active], retain_graph)
+        at_edges = dict(zip(trunk.edges, found, strict=False))
+        for (task, leaf), grad in zip(leaves, found[len(edges) :], strict=True):
+            self._keep_private(task, [leaf], [grad])
+        shared = trunk.run(self.graph, entries, at_edges, self.tasks)
+        self.deltas = {}
+        for number in self.recipe.nodes:
+            if number in shared:
+                delta = shared[number][0]
+                self.deltas[number] = [None] * self.tasks if delta is None else list(delta.unbind())
+            else:
+                self.deltas[number] = [None] * self.tasks
+                self.deltas[number][trunk.edges[number]] = at_edges[number]
+
+    def _keep_private(self, task: int, leaves: Sequence[int], grads: Sequence[Tensor | None]) -> None:
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if grad is not None:
+                self.private.setdefault(leaf, []).append((task, grad))
 
     def _last_pass(
         self, targets: Sequence[Target], task: int, seeds: Tensor, inputs: list[Input]

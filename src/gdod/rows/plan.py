@@ -23,6 +23,7 @@ from gdod.rows.views import is_view, output_shape
 
 if TYPE_CHECKING:
     from gdod.rows.recipe import Recipe
+    from gdod.rows.trunk import Trunk
 
 Chain = tuple[tuple[int, int], ...]
 Consumers = dict[int, list[tuple[int, int, int]]]  # of a node: (consumer, its input, the node's output)
@@ -65,6 +66,7 @@ class Plan:
     nodes: tuple[int, ...]  # where cotangents are wanted
     way: tuple[tuple[int, int], ...]  # (node, output) of everything between the losses and there
     last_layer: tuple[int, ...]  # shared leaves that are used closest to the losses
+    reached: tuple[frozenset[int], ...]  # for each task all nodes that its loss reaches
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
 
 
@@ -76,6 +78,8 @@ class Assignment:
     visits: int = 0
     settled: bool = False
     recipe: Recipe | None = None  # made in recipe.py
+    trunk: Trunk | None = None  # made in trunk.py
+    examine: bool = True  # whether the trunk is to be compared with autograd's own passes in this step
 
 
 _PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
@@ -122,6 +126,7 @@ def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
         nodes=nodes,
         way=tuple(_way(graph, consumers, nodes)),
         last_layer=_last_layer(found),
+        reached=tuple(map(frozenset, reached)),
     )
 
 

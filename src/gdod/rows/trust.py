@@ -74,6 +74,16 @@ _OTHERS: dict[str, Callable[[Node, int, torch.Size], bool]] = {
 }
 
 
+def is_known(node: Node) -> bool:
+    """Whether this file has anything to say about nodes of this kind."""
+    kind = _kind(node)
+    return kind in _POINTWISE or kind in _MOVES or kind in _PRODUCTS or kind in _OTHERS
+
+
+def _kind(node: Node) -> str:
+    return type(node).__name__.partition("Backward")[0]
+
+
 def keeps_apart(graph: Graph, way: Sequence[tuple[int, int]], owners: Mapping[tuple[int, int], list[Owner]]) -> bool:
     """Whether no node on the way could mix examples, with other numbers in the same graph."""
     on_way = {graph.nodes[number] for number, _ in way}
@@ -84,7 +94,7 @@ def _keeps_apart(node: Node, output: int, owned: list[Owner], on_way: set[Node])
     if len(owned) != 1:
         # A further output that nothing uses has no owner, and no cotangent either.
         return output > 0 and not owned
-    kind = type(node).__name__.partition("Backward")[0]
+    kind = _kind(node)
     if kind in _POINTWISE or kind in _MOVES:
         return True
     dim, shape = owned[0].dim, output_shape(node, output)

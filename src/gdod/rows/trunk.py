@@ -1,0 +1,169 @@
+"""Below the tasks' own layers: one backward pass for all tasks together.
+
+Autograd goes through the layers of each task alone, in a single call for all of them, and stops at the
+last nodes that only one task's loss reaches. From there on this file takes the cotangents down the
+shared part of the graph, stacked over tasks, so that each operation is called once instead of once a
+task. With small layers, where a call costs more than its arithmetic, that is most of a backward pass.
+
+(`torch.autograd.grad(is_grads_batched=True)` does the same by vmap, at several times the cost of the
+calls it saves.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdod.rows import stacked
+from gdod.rows.graph import LEAF, Graph
+from gdod.rows.plan import Plan
+from gdod.rows.stacked import Pass, Rule
+from gdod.rows.trust import is_known
+from gdod.rows.views import output_shape
+
+# Numbers in all stacked cotangents. Above it calls cost little beside arithmetic, and the memory of the
+# shared part of the graph, which only autograd's own passes free at once, begins to matter.
+_LARGEST = 2**23
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A node that passes a cotangent on, by one of its inputs."""
+
+    node: int
+    slot: int
+    task: int | None  # whose node it is; None: a shared one, whose cotangent is stacked
+    rule: Rule | None
+    shape: torch.Size  # of that input
+
+
+@dataclass(frozen=True)
+class Trunk:
+    edges: Mapping[int, int]  # nodes of a single task at which autograd's pass is to stop, and their task
+    order: tuple[tuple[int, tuple[tuple[_Source, ...], ...]], ...]  # shared nodes; for each output, where from
+
+    def entries(self, graph: Graph) -> dict[_Source, Pass]:
+        """The ways into the trunk, read off the graph before autograd's pass frees it."""
+        return {
+            source: source.rule(graph.nodes[source.node], source.slot, source.shape)
+            for _, outputs in self.order
+            for sources in outputs
+            for source in sources
+            if source.task is not None and source.rule is not None
+        }
+
+    def run(
+        self, graph: Graph, entries: Mapping[_Source, Pass], found: Mapping[int, Tensor | None], tasks: int
+    ) -> dict[int, list[Tensor | None]]:
+        """Cotangents of the shared nodes' outputs, stacked over tasks, from those ``found`` at the edges."""
+        at: dict[int, list[Tensor | None]] = {}
+        called: dict[int, list[Tensor | None]] = {}
+
+        def passed(source: _Source) -> Tensor | None:
+            if source.task is not None:
+                own = found[source.node]
+                return None if own is None else entries[source](own.unsqueeze(0))
+            node, cotangents = graph.nodes[source.node], at[source.node]
+            if source.rule is not None:
+                return None if cotangents[0] is None else source.rule(node, source.slot, source.shape)(cotangents[0])
+            if source.node not in called and any(d is not None for d in cotangents):
+                called[source.node] = stacked.call(node, cotangents)
+            return called[source.node][source.slot] if source.node in called else None
+
+        for number, outputs in self.order:
+            at[number] = [_total([(s.task, passed(s)) for s in sources], tasks) for sources in outputs]
+        return at
+
+
+def _total(parts: Sequence[tuple[int | None, Tensor | None]], tasks: int) -> Tensor | None:
+    """The sum of what arrives from one task or (None) from all of them, stacked over tasks."""
+    total: Tensor | None = None
+    own: list[Tensor | None] = [None] * tasks
+    for task, part in parts:
+        if part is None:
+            continue
+        if task is None:
+            total = part if total is None else total + part
+        else:
+            before = own[task]
+            own[task] = part if before is None else before + part
+    first = next((part for part in own if part is not None), None)
+    if first is None:
+        return total
+    joined = torch.cat([torch.zeros_like(first) if part is None else part for part in own])
+    return joined if total is None else total + joined
+
+
+def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
+    """The trunk of a graph, or None where it has to be a pass a task."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    reached, way = plan.reached, plan.way
+    tasks = {number: [task for task, reach in enumerate(reached) if number in reach] for number, _ in way}
+    shared = [number for number in tasks if len(tasks[number]) > 1]
+    private = [leaf for leaves in plan.private for leaf in leaves]
+    if not shared or set(shared) & set(graph.roots) or len(set(private)) < len(private):
+        return None
+    metadata = [graph.nodes[number]._input_metadata[0] for number in tasks]
+    if len({(m.dtype, m.device) for m in metadata}) > 1:
+        return None
+    shapes = {(number, at): output_shape(graph.nodes[number], at) for number, at in way if len(tasks[number]) > 1}
+    if sum(shape.numel() for shape in shapes.values()) * len(reached) > _LARGEST:
+        return None
+    sources: dict[tuple[int, int], list[_Source]] = {at: [] for at in shapes}
+    edges = {number: tasks[number][0] for number in plan.nodes if len(tasks[number]) == 1}
+    for number, own in tasks.items():
+        node = graph.nodes[number]
+        for slot, (child, output) in enumerate(node.next_functions):
+            if child is None or (numbers[child], output) not in sources:
+                continue
+            mine, rule = len(own) == 1, stacked.rule_for(node, slot)
+            if not _can_pass(graph, number, rule, mine):
+                return None
+            if mine:
+                edges[number] = own[0]
+            at = numbers[child], output
+            sources[at].append(_Source(number, slot, own[0] if mine else None, rule, shapes[at]))
+    order = _sorted(shared, sources)
+    return Trunk(
+        edges, tuple((n, tuple(tuple(sources.get((n, at), ())) for at in range(_outputs(graph, n)))) for n in order)
+    )
+
+
+def _outputs(graph: Graph, number: int) -> int:
+    return len(graph.nodes[number]._input_metadata)
+
+
+def _can_pass(graph: Graph, number: int, rule: Rule | None, mine: bool) -> bool:
+    node = graph.nodes[number]
+    if rule is not None:
+        return _outputs(graph, number) == 1
+    # A node that is called gives the gradients of all its inputs: of parameters, too, which is waste. And
+    # one at the edge has been freed by then.
+    parameters = any(type(child) is LEAF for child, _ in node.next_functions)
+    return not mine and not parameters and is_known(node)
+
+
+def _sorted(shared: Sequence[int], sources: Mapping[tuple[int, int], Sequence[_Source]]) -> list[int]:
+    """Each node after all that pass something on to it."""
+    above: dict[int, set[int]] = {number: set() for number in shared}
+    for (number, _), found in sources.items():
+        above[number] |= {source.node for source in found if source.task is None}
+    order: list[int] = []
+    done: set[int] = set()
+
+    def visit(first: int) -> None:
+        stack = [first]
+        while stack:
+            waiting = [node for node in above[stack[-1]] if node not in done]
+            if waiting:
+                stack += waiting
+            else:
+                number = stack.pop()
+                if number not in done:
+                    done.add(number)
+                    order.append(number)
+
+    for number in shared:
+        visit(number)
+    return order
