@@ -66,7 +66,7 @@ def backward(
 def _through_rows(method: Method, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
     """The method weighs rows; the update is their weighted sum."""
     groups = _groups(method, tasks)
-    rows = collect(tasks.targets, tasks.seeds(), groups, parameters, retain_graph)
+    rows = collect(tasks.targets, tasks.seeds(), tasks.active(), groups, parameters, retain_graph)
     shares = _shares(tasks, groups)
     gram, weights = _weigh(method, rows, tasks, shares)
     update = _update(rows, shares, weights)
@@ -91,7 +91,7 @@ def _with_penalty(method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] 
     """The method adds a function of the task gradients to the losses."""
     groups, seeds = _groups(method, tasks), tasks.seeds()
     with torch.enable_grad():
-        rows = collect(tasks.targets, seeds, groups, parameters, retain_graph=True)
+        rows = collect(tasks.targets, seeds, tasks.active(), groups, parameters, retain_graph=True)
         matrix = rows.gram(precise=False)
         if not bool(matrix.isfinite().all()):
             _refuse_gradients(matrix, tasks)
@@ -148,10 +148,6 @@ class _Shares:
     averages: Tensor  # C [K, N]: the share of a task's labelled examples that lies in each group
 
     @cached_property
-    def squares(self) -> Tensor:
-        return self.averages.square()
-
-    @cached_property
     def inverse(self) -> Tensor:
         """From the part of a task's gradient that a group contributes to the group's own mean. [N]"""
         share = self.averages.sum(0)
@@ -161,6 +157,11 @@ class _Shares:
     def inverses(self) -> Tensor:
         """[N, N]"""
         return self.inverse * self.inverse.unsqueeze(1)
+
+    @cached_property
+    def largest(self) -> float:
+        """Of the inverses."""
+        return float(self.inverses.max())
 
     @cached_property
     def empty(self) -> Tensor | None:
@@ -189,8 +190,6 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[G
     eps = rows.precision
     for precise in (False, True) if method.may_ask_again and eps > 1e-12 else (True,):
         matrix = rows.gram(precise)
-        if not precise and not _in_range(matrix.diagonal(), shares.empty):
-            continue
         matrix *= shares.inverses
         if precise and not bool(matrix.isfinite().all()):
             _refuse_gradients(matrix, tasks)
@@ -199,11 +198,12 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[G
             shares.averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
-            squares=shares.squares,
-            losses=means(tasks.values, tasks.labelled),
+            mean_losses=partial(means, tasks.values, tasks.labelled),
             norm_gram=_norm_gram(method, rows, shares),
             random_rows=partial(rows.random_rows, shares.averages),
         )
+        if not precise and not _in_range(gram, shares):
+            continue
         weights = method.weigh(gram)
         if weights.reliable:
             break
@@ -224,14 +224,15 @@ def _norm_gram(method: Method, rows: Rows, shares: _Shares) -> Tensor | None:
     return sums @ rows.gram(True, only) @ sums.T
 
 
-def _in_range(lengths: Tensor, empty: Tensor | None) -> bool:
+def _in_range(gram: Gram, shares: _Shares) -> bool:
     """Whether squared lengths in float32 have all their digits; not so for zero, inf and nan."""
-    if empty is not None:
-        lengths = lengths[~empty]
-    if lengths.numel() == 0:
-        return False
-    least, most = torch.aminmax(lengths)
-    return float(least) > _SMALL and float(most) < _LARGE
+    shortest, longest = gram.shortest, gram.longest
+    if shares.empty is not None:
+        lengths = gram.matrix.diagonal()[~shares.empty]
+        if lengths.numel() == 0:
+            return False
+        shortest = float(lengths.min())
+    return shortest > _SMALL * shares.largest and longest < _LARGE
 
 
 def _refuse_gradients(matrix: Tensor, tasks: Tasks) -> None:

@@ -5,6 +5,8 @@ each basis vector, one column for each row of M. All of it is small float64 alge
 of the parameters never appears.
 """
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -21,15 +23,19 @@ class Spectrum:
 
     values: Tensor  # [r]
     vectors: Tensor  # [N, r]
+    smallest: float  # of the values; inf if there are none
 
 
 def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> Spectrum:
     """Eigenpairs above ``tolerance`` times the largest eigenvalue, at most ``rank`` of them."""
     values, vectors = torch.linalg.eigh(gram)
-    outside = int((values <= tolerance * values[-1].clamp(min=0)).sum())
+    numbers: list[float] = values.tolist()
+    outside = bisect_right(numbers, tolerance * max(numbers[-1], 0.0))
     if rank is not None:
-        outside = max(outside, len(values) - rank)
-    return Spectrum(values[outside:], vectors[:, outside:])
+        outside = max(outside, len(numbers) - rank)
+    if outside:
+        values, vectors = values[outside:], vectors[:, outside:]
+    return Spectrum(values, vectors, min(numbers[outside:], default=math.inf))
 
 
 def svd(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:

@@ -33,6 +33,14 @@ class Tasks:
             return torch.full((len(self.names),), self.values.shape[1])
         return self.labelled.sum(1)
 
+    def active(self) -> list[int]:
+        """Tasks that have a label and a weight."""
+        tasks = range(len(self.names))
+        if self.labelled is None and self.weights is None:
+            return list(tasks)
+        weights = [1.0] * len(tasks) if self.weights is None else self.weights.tolist()
+        return [task for task, count in enumerate(self.counts.tolist()) if count and weights[task]]
+
     def seeds(self) -> Tensor:
         """The derivative of a task's weighted mean loss by each example's loss. [K, B]"""
         if self.labelled is None and self.weights is None:
@@ -53,12 +61,14 @@ def means(values: Tensor, labelled: Tensor | None) -> Tensor:
 
 def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -> Tasks:
     names, tensors, targets = _targets(losses)
-    values = torch.stack([tensor.detach() for tensor in tensors])
+    with torch.no_grad():
+        values = torch.stack(tensors)
     if mask is not None and isinstance(losses, Mapping) != isinstance(mask, Mapping):
         kinds = type(mask).__name__, type(losses).__name__
         raise InputError(f"mask is a {kinds[0]} and losses a {kinds[1]}; expected the same structure, task by task")
     labelled = None if mask is None else _mask(mask, names, values.shape[1])
-    if not bool(values.isfinite().all()):
+    # A finite sum has finite terms, and takes a fraction of the time of looking at each.
+    if not math.isfinite(values.sum()) and not bool(values.isfinite().all()):
         bad = [name for name, row in zip(names, values, strict=True) if not bool(row.isfinite().all())]
         hint = "" if mask is None else "; losses of unlabelled examples must be finite, too: give them any finite label"
         raise InputError(f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}")

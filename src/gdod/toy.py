@@ -6,6 +6,7 @@ loss in its middle.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ def paths(
         )
         products, shown = rows @ rows.mT, values.detach() - LOWEST
         weights = [
-            method.weigh(Gram(gram, averages, losses=loss)).rows
+            method.weigh(Gram(gram, averages, mean_losses=partial(torch.clone, loss))).rows
             for method, gram, loss in zip(methods, products, shown, strict=True)
         ]
         place.grad = torch.einsum("pk,pkd->pd", torch.stack(weights), rows)

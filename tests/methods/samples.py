@@ -73,7 +73,7 @@ def gram_of(rows: Tensor, losses: Tensor | None = None, groups: int = 1) -> Gram
     """Of rows [groups * tasks, D]."""
     tasks = len(rows) // groups
     averages = torch.eye(tasks, dtype=torch.float64).repeat(1, groups) / groups
-    return Gram(rows @ rows.T, averages, losses=losses)
+    return Gram(rows @ rows.T, averages, mean_losses=None if losses is None else lambda: losses)
 
 
 def update(method: Method, rows: Tensor, losses: Tensor | None = None) -> Tensor:

@@ -74,7 +74,7 @@ def test_lengths_are_taken_where_the_engine_says() -> None:
     elsewhere = torch.diag(losses_of(100.0, 1.0))
     whole = gram_of(rows, losses)
     method = GradNorm()
-    method.weigh(GramWithNorms(whole.matrix, whole.averages, losses=losses, norm_gram=elsewhere))
+    method.weigh(GramWithNorms(whole.matrix, whole.averages, mean_losses=lambda: losses, norm_gram=elsewhere))
     assert method.task_weights is not None
     assert float(method.task_weights[0]) < 1 < float(method.task_weights[1])
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 def sign(projections: Tensor) -> Tensor:
     """The paper's definition: kept where no two tasks point against each other."""
-    conflict = (projections > 0).any(1) & (projections < 0).any(1)
-    return (~conflict).to(projections).unsqueeze(1).expand_as(projections)
+    low, high = torch.aminmax(projections, dim=1, keepdim=True)
+    return ((low >= 0) | (high <= 0)).to(projections).expand_as(projections)
 
 
 def product(projections: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gdod.errors import InputError
 from gdod.methods import agreement as agreements
 from gdod.methods.base import Method, Weights, gram_of_rows
 from gdod.methods.checks import check_choice, check_positive, generator_of
-from gdod.methods.gram import Gram
+from gdod.methods.gram import ZERO, Gram
 
 # How far rounding in the Gram matrix may move the update by the estimate below, relative to it and to
 # the plain sum, before the matrix is asked for again in float64. The estimate is two to ten times the
@@ -134,20 +134,25 @@ class _OnBasis(Method):
         found = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
         values, vectors = found.values.unsqueeze(1), found.vectors
         along = vectors.T @ gram.averages.T  # Uᵀ cᵢ [r, K]
-        if not gram.is_balanced:
+        projections = values.sqrt() * along
+        rounded = _rounded_if_balanced(projections, gram)
+        if rounded is None:
             # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
             # places in U are lost in rounding; for small eigenvalues it is the less exact one.
             through = (vectors.T @ gram.with_tasks) / values
             along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
-        projections = values.sqrt() * along
-        factors = self.scale(_rounded(projections, gram))
+            projections = values.sqrt() * along
+            rounded = _rounded(projections, gram)
+        factors = self.scale(rounded)
+        kept = (factors * along).sum(1)
         exact = gram.error <= 1e-12 or values.numel() == 0
-        if not exact and not self._is_reliable(gram, found.values, along, factors):
+        if not exact and not self._is_reliable(gram, found, along, factors, kept):
             return Weights(gram.averages.sum(0), reliable=False)
-        rows = vectors @ (factors * along).sum(1)
-        return Weights(rows, projections=projections, factors=factors)
+        return Weights(vectors @ kept, projections=projections, factors=factors)
 
-    def _is_reliable(self, gram: Gram, values: Tensor, along: Tensor, factors: Tensor) -> bool:
+    def _is_reliable(
+        self, gram: Gram, found: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
+    ) -> bool:
         """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
 
         First-order perturbation theory: an error of size e turns eigenvector a towards b by
@@ -155,23 +160,25 @@ class _OnBasis(Method):
         sign of a small projection, which matters where that changes what is kept; and what lies
         along eigenvalues near e, or below the tolerance, is not to be trusted at all.
         """
-        error = gram.error * gram.longest
-        turn = (error / (values.unsqueeze(1) - values).abs_().clamp_(min=error)).square_().fill_diagonal_(0)
-        square = along**2
-        kept = factors * square
-        spread, from_kept = (turn @ torch.cat([square, kept], 1)).tensor_split(2, 1)  # squared error of Uᵀ cᵢ
-        drift = (values @ torch.addcmul(from_kept, factors, spread)).sum()  # (ω_a - ω_b)² is at most ω_a + ω_b
+        values, error = found.values, gram.error * gram.longest
+        column = values.unsqueeze(1)
+        turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0).mul_(error**2)
+        square = along.square()
+        spread = turn @ square  # squared error of Uᵀ cᵢ
+        # The error in Σ λ_a (ω_a - ω_b)² turn_ab² square_b, where (ω_a - ω_b)² is at most ω_a + ω_b.
+        drift = (torch.addcmul((turn @ values).unsqueeze(1) * square, column, spread) * factors).sum()
         doubtful = square < 16 * spread
-        if float(values[0]) < 64 * error:
-            doubtful |= (values < 64 * error).unsqueeze(1)
+        if found.smallest < 64 * error:
+            doubtful |= column < 64 * error
         if bool(doubtful.any()):
             turned = self.scale(torch.where(doubtful, -along, along))
             drift += values @ ((turned - factors) * along).abs_().sum(1).square_()
         if values.shape[0] < gram.matrix.shape[0] and self.rank is None:
             drift += gram.tolerance * values[-1] * (gram.squares.sum() - square.sum()).clamp_(min=0)
-        update = values @ (factors * along).sum(1).square_()
-        allowed = max(_DRIFT_OF_UPDATE**2 * float(update), _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum()))
-        return float(drift) <= allowed
+        moved = float(drift)
+        if moved <= _DRIFT_OF_UPDATE**2 * float(values @ kept.square()):
+            return True
+        return moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
 
 
 class GDOD(_OnBasis):
@@ -231,4 +238,12 @@ class WeightedGDOD(_OnBasis):
 
 
 def _rounded(projections: Tensor, gram: Gram) -> Tensor:
+    """With exact zeros where a projection counts as zero."""
     return torch.where(projections.abs() <= gram.zero, 0.0, projections)
+
+
+def _rounded_if_balanced(projections: Tensor, gram: Gram) -> Tensor | None:
+    """The same, without asking for more than the projections; None where some task is much smaller than rows are."""
+    energy = projections.square()
+    lengths = energy.sum(0)  # of the task gradients, squared [K]
+    return projections * (energy > ZERO**2 * lengths) if gram.is_balanced(lengths.tolist()) else None

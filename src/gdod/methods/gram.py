@@ -1,6 +1,6 @@
 """What a method is given: inner products of the rows, and how they average to task gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -10,7 +10,7 @@ from torch import Tensor
 
 _EPS = torch.finfo(torch.float64).eps
 # A projection below this share of its task's gradient counts as zero.
-_ZERO = 1e-10
+ZERO = 1e-10
 # Squared length of a task gradient, relative to its rows', above which rounding is far away.
 _BALANCED = 1e-6
 
@@ -33,9 +33,9 @@ class Gram:
     averages: Tensor  # C [K, N]: the gradient of task i is C[i] @ M
     row_error: float = _EPS  # relative rounding error of the rows
     error: float = _EPS  # typical one of an inner product, relative to the lengths multiplied
-    losses: Tensor | None = None  # mean loss of each task, before task weights; nan without labels [K]
-    squares: Tensor = None  # type: ignore[assignment]  # of the averages, if they are at hand
-    longest: float = field(init=False)  # squared length of the longest row
+    mean_losses: Callable[[], Tensor] | None = field(default=None, repr=False)  # of the tasks, before task weights [K]
+    shortest: float = field(init=False)  # squared length of the shortest row
+    longest: float = field(init=False)  # and of the longest
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
 
@@ -43,13 +43,21 @@ class Gram:
         # A row that is zero belongs to no direction. Without its share of the average a task whose
         # rows are all zero has projections that are exactly zero.
         lengths = self.matrix.diagonal()
-        shortest, longest = torch.aminmax(lengths)
-        object.__setattr__(self, "longest", float(longest))
-        if not float(shortest) > 0:
+        shortest, longest = (float(length) for length in torch.aminmax(lengths))
+        object.__setattr__(self, "shortest", shortest)
+        object.__setattr__(self, "longest", longest)
+        if not shortest > 0:
             object.__setattr__(self, "averages", torch.where(lengths > 0, self.averages, 0.0))
-            object.__setattr__(self, "squares", self.averages.square())
-        elif self.squares is None:
-            object.__setattr__(self, "squares", self.averages.square())
+
+    @cached_property
+    def losses(self) -> Tensor | None:
+        """Mean loss of each task, before task weights; nan without labels. [K]"""
+        return None if self.mean_losses is None else self.mean_losses()
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """Of the averages. [K, N]"""
+        return self.averages.square()
 
     @property
     def tasks(self) -> int:
@@ -60,12 +68,10 @@ class Gram:
         """Eigenvalues below this share of the largest are rounding errors, not directions."""
         return len(self.matrix) * max(self.row_error**2, self.error)
 
-    @cached_property
-    def is_balanced(self) -> bool:
-        """Whether every task gradient is of the order of the largest rows, so that rounding spares it."""
-        largest = self.longest * float(self.squares.sum(1).max())
-        least: float = min(self.of_tasks.diagonal().tolist())
-        return least > _BALANCED * largest
+    def is_balanced(self, lengths: Iterable[float]) -> bool:
+        """Whether task gradients of these squared lengths are of the order of the largest rows, so that
+        rounding spares them."""
+        return min(lengths) > _BALANCED * self.longest
 
     @cached_property
     def zero(self) -> Tensor:
@@ -73,10 +79,8 @@ class Gram:
 
         That is a share of the gradient, and what rounding leaves of rows that cancel each other.
         """
-        if self.is_balanced:  # then the second is far below the first
-            return _ZERO * self.norms
         lengths = (self.squares @ self.matrix.diagonal()).sqrt()
-        return torch.maximum(_ZERO * self.norms, 16 * _EPS * lengths)
+        return torch.maximum(ZERO * self.norms, 16 * _EPS * lengths)
 
     @cached_property
     def with_tasks(self) -> Tensor:

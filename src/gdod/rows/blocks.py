@@ -17,13 +17,18 @@ Only = frozenset[int] | None  # ids of parameters; None: all
 
 
 class Block(ABC):
+    @property
+    @abstractmethod
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device of the rows."""
+
     @abstractmethod
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         """Inner products of the rows, over all of the block's parameters or over some. [N, N]"""
 
     @abstractmethod
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter with the weighted sum of its rows, from weights [N]."""
+        """Each parameter with the weighted sum of its rows, from weights [N] of the rows' type."""
 
 
 class Dense(Block):
@@ -35,12 +40,16 @@ class Dense(Block):
         self.shape = shape  # of the viewed parameter
         self.chain = chain
 
+    @property
+    def like(self) -> Tensor:
+        return self.rows
+
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         rows = self.rows if only is None or id(self.parameter) in only else self.rows[:, :0]
         return symmetric_product(rows.double() if precise else rows)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        grad = (weights.to(self.rows.dtype) @ self.rows).view(self.shape)
+        grad = (weights @ self.rows).view(self.shape)
         return [(self.parameter, undo(self.chain, grad))]
 
 

@@ -1,7 +1,7 @@
 """From losses to rows: walk the graph, run one backward pass a task, sort what comes out into blocks."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gdod.errors import InputError, MixingWarning
 from gdod.rows.blocks import Block, Chain, Dense, Only
 from gdod.rows.contraction import Contraction, Products
-from gdod.rows.cotangent import Cotangent, working
+from gdod.rows.cotangent import Cotangent, Deltas, working
 from gdod.rows.graph import Graph, walk
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.lookup import Entries, Tables
@@ -60,11 +60,13 @@ class Rows:
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         """Inner products of the rows, over all shared parameters or some, as float64 on the CPU. [N, N]"""
         count = self.groups.count * self.tasks
-        total: Tensor | None = None
+        totals: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         for block in self.blocks:
-            gram = block.gram(precise, only).to("cpu", torch.float64)
-            total = gram if total is None else total + gram
-        return torch.zeros(count, count, dtype=torch.float64) if total is None else total
+            gram = block.gram(precise, only)
+            kind = gram.device, gram.dtype
+            totals[kind] = totals[kind] + gram if kind in totals else gram
+        found = [total.to("cpu", torch.float64) for total in totals.values()]
+        return sum(found[1:], found[0]) if found else torch.zeros(count, count, dtype=torch.float64)
 
     def release(self) -> None:
         """Gives back the memory of the rows, which must not be used any more."""
@@ -72,7 +74,14 @@ class Rows:
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Shared parameters with the weighted sum of their rows."""
-        return [pair for block in self.blocks for pair in block.combine(weights)]
+        cast: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        grads = []
+        for block in self.blocks:
+            kind = block.like.device, block.like.dtype
+            if kind not in cast:
+                cast[kind] = weights.to(*kind)
+            grads += block.combine(cast[kind])
+        return grads
 
     def private(self, factors: Tensor | None) -> list[tuple[Tensor, Tensor]]:
         """The other parameters with their gradients, each task's times its factor."""
@@ -97,11 +106,16 @@ class Rows:
 def collect(
     targets: Sequence[Target],
     seeds: Tensor,
+    active: Sequence[int],
     groups: Groups,
     shared: Sequence[Tensor] | None,
     retain_graph: bool,
 ) -> Rows:
-    """Runs the backward passes. ``seeds`` [K, B]: the weight of each example in its task's mean."""
+    """Runs the backward passes.
+
+    ``seeds`` [K, B]: the weight of each example in its task's mean; ``active``: the tasks for which
+    they are not all zero.
+    """
     graph = walk([target.node for target in targets])
     named = None if shared is None else frozenset(map(id, shared))
     plan = plan_for(graph, groups.examples, named)
@@ -111,7 +125,7 @@ def collect(
     if recipe.slow:
         _warn_of_mixing(graph, recipe, len(plan.shared))
     collection = _Collection(graph, plan, recipe, groups)
-    collection.run(targets, seeds, retain_graph, assignment)
+    collection.run(targets, seeds, active, retain_graph, assignment)
     return Rows(
         groups=groups,
         tasks=len(targets),
@@ -252,7 +266,7 @@ def _without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-def _agree(some: dict[int, list[Tensor | None]], others: dict[int, list[Tensor | None]]) -> bool:
+def _agree(some: dict[int, Deltas], others: dict[int, Deltas]) -> bool:
     """Whether cotangents found in two ways are the same but for rounding."""
     for number, deltas in some.items():
         for one, other in zip(deltas, others[number], strict=True):
@@ -272,7 +286,7 @@ class _Collection:
     def __init__(self, graph: Graph, plan: Plan, recipe: Recipe, groups: Groups) -> None:
         self.graph, self.plan, self.recipe, self.groups = graph, plan, recipe, groups
         self.tasks = len(plan.private)
-        self.deltas: dict[int, list[Tensor | None]] = {}
+        self.deltas: dict[int, Deltas] = {}
         self.rows: dict[int, list[Tensor | None]] = {}
         self.private: dict[int, list[tuple[int, Tensor]]] = {}
         self.passes = 0
@@ -285,11 +299,17 @@ class _Collection:
             for number, at in enumerate(parameter.located)
         }
 
-    def run(self, targets: Sequence[Target], seeds: Tensor, retain_graph: bool, assignment: Assignment) -> None:
+    def run(
+        self,
+        targets: Sequence[Target],
+        seeds: Tensor,
+        active: Sequence[int],
+        retain_graph: bool,
+        assignment: Assignment,
+    ) -> None:
         """One pass for all tasks or one a task; before that, for parameters on the slow path, one a row."""
         if self.recipe.slow:
             self._run_rows(targets, seeds)
-        active = [task for task, some in enumerate(seeds.any(1).tolist()) if some]
         # What is to be differentiated again has to come from autograd.
         trunk = None if torch.is_grad_enabled() or len(active) < 2 else assignment.trunk
         if trunk is None:
@@ -306,11 +326,11 @@ class _Collection:
         else:  # a hook on a tensor in the shared part, for instance, which only autograd knows of
             assignment.trunk = None
 
-    def _run_tasks(self, targets: Sequence[Target], seeds: Tensor, active: list[int], retain_graph: bool) -> None:
+    def _run_tasks(self, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool) -> None:
         nodes = self.recipe.nodes
         edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
-        self.deltas = {number: [None] * self.tasks for number in nodes}
-        self.private = {}
+        deltas: dict[int, list[Tensor | None]] = {number: [None] * self.tasks for number in nodes}
+        self.deltas, self.private = {**deltas}, {}
         for task in active:
             leaves = self.plan.private[task]
             inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
@@ -319,29 +339,30 @@ class _Collection:
             else:
                 found = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
             for number, delta in zip(nodes, found, strict=False):
-                self.deltas[number][task] = delta
+                deltas[number][task] = delta
             self._keep_private(task, leaves, found[len(nodes) : len(nodes) + len(leaves)])
 
     def _run_trunk(
-        self, trunk: Trunk, targets: Sequence[Target], seeds: Tensor, active: list[int], retain_graph: bool
+        self, trunk: Trunk, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool
     ) -> None:
         leaves = [(task, leaf) for task in active for leaf in self.plan.private[task]]
         edges = [GradientEdge(self.graph.nodes[number], 0) for number in trunk.edges]
         inputs: list[Input] = [*edges, *(self.graph.leaf(leaf) for _, leaf in leaves)]
         entries = trunk.entries(self.graph)
-        found = self._pass([targets[task] for task in active], inputs, [seeds[task] for task in active], retain_graph)
+        starts = seeds.unbind()
+        found = self._pass([targets[task] for task in active], inputs, [starts[task] for task in active], retain_graph)
         at_edges = dict(zip(trunk.edges, found, strict=False))
         for (task, leaf), grad in zip(leaves, found[len(edges) :], strict=True):
             self._keep_private(task, [leaf], [grad])
         shared = trunk.run(self.graph, entries, at_edges, self.tasks)
         self.deltas = {}
         for number in self.recipe.nodes:
-            if number in shared:
-                delta = shared[number][0]
-                self.deltas[number] = [None] * self.tasks if delta is None else list(delta.unbind())
+            delta = shared[number][0] if number in shared else None
+            if delta is None:
+                only = trunk.edges.get(number)
+                self.deltas[number] = [at_edges[number] if task == only else None for task in range(self.tasks)]
             else:
-                self.deltas[number] = [None] * self.tasks
-                self.deltas[number][trunk.edges[number]] = at_edges[number]
+                self.deltas[number] = delta
 
     def _keep_private(self, task: int, leaves: Sequence[int], grads: Sequence[Tensor | None]) -> None:
         for leaf, grad in zip(leaves, grads, strict=True):
@@ -424,7 +445,7 @@ class _Collection:
             if uses:
                 yield Products(uses, self._viewed(weight), None if bias is None else self._viewed(bias))
 
-    def _tables(self, parameters: list[tuple[Parameter, dict[int, list[Tensor | None]], Groups]]) -> Iterator[Block]:
+    def _tables(self, parameters: list[tuple[Parameter, Mapping[int, Deltas], Groups]]) -> Iterator[Block]:
         """Tables of one width and kind share a block."""
         kinds: dict[tuple[object, ...], list[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]] = {}
         for parameter, deltas, groups in parameters:
@@ -435,7 +456,7 @@ class _Collection:
                     uses.append((self.loaded[parameter.leaf, number], cotangent))
                     sparse = self.graph.nodes[at.place.node]._saved_sparse  # type: ignore[attr-defined]
             if uses:
-                kind = (table.shape[1], table.device, uses[0][1].passes[0].dtype)
+                kind = (table.shape[1], table.device, uses[0][1].dtype)
                 kinds.setdefault(kind, []).append((table, sparse, uses))
         for tables in kinds.values():
             yield Tables(tables)
@@ -465,5 +486,5 @@ class _Collection:
         rows = [None if row is None else row.to_dense() if row.is_sparse else row for row in self.rows[leaf]]
         cotangent = Cotangent.of(rows, Groups(1, 1), Owner(0, 1))
         if cotangent is not None:
-            stacked = working(torch.stack(cotangent.passes)).reshape(cotangent.rows, -1)
+            stacked = working(cotangent.stacked).reshape(cotangent.rows, -1)
             yield Dense(parameter, stacked, parameter.shape, [])

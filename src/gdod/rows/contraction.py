@@ -54,10 +54,20 @@ class Contraction:
     def cotangent(self, cotangent: Cotangent) -> Tensor:
         """All passes side by side. [E, M, K * out]"""
         if self.vector:
-            return working(torch.stack(cotangent.passes, -1)).unsqueeze(0)
+            return working(torch.stack(tuple(cotangent.passes), -1)).unsqueeze(0)
+        if isinstance(cotangent.found, Tensor):
+            return self._side_by_side(working(cotangent.found))
         deltas = [working(self._sum_second(delta)) for delta in cotangent.passes]
         first = deltas[0]
         return torch.cat(deltas, -1, out=take((*first.shape[:-1], len(deltas) * first.shape[-1]), first))
+
+    def _side_by_side(self, stacked: Tensor) -> Tensor:
+        stacked = stacked.transpose(-1, -2) if self.left else stacked
+        stacked = stacked if stacked.dim() == 4 else stacked.unsqueeze(1)  # [K, E, M, out]
+        tasks, experts, places, outputs = stacked.shape
+        joined = stacked.permute(1, 2, 0, 3)
+        buffer = take((experts, places, tasks, outputs), stacked)
+        return (joined.contiguous() if buffer is None else buffer.copy_(joined)).view(experts, places, -1)
 
     def _sum_second(self, x: Tensor) -> Tensor:
         if self.left:
@@ -121,6 +131,10 @@ class Products(Block):
         self.ds = _join([_by_group(use.cotangent(c), c) for use, _, c in uses])
         self.inputs = self.xs[0].shape[-1]
         self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
+
+    @property
+    def like(self) -> Tensor:
+        return self.xs[0]
 
     def _rows_are_cheaper(self) -> bool:
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
@@ -199,7 +213,6 @@ class Products(Block):
         return torch.bmm(own, passed.mT).view(g1, tasks, g2, tasks)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        weights = weights.to(self.xs[0].dtype)
         flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
         grad = flat.view(self.experts, -1, self.inputs)  # [E, out, in]
         grads = []

@@ -1,11 +1,15 @@
 """Cotangents: the gradients of the tasks' losses at the output of one node of the graph."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gdod.rows.groups import Groups, Owner
+
+Deltas = Tensor | list[Tensor | None]
+"""Stacked over backward passes, or one each; None where a task does not reach the node."""
 
 
 @dataclass(frozen=True)
@@ -17,21 +21,32 @@ class Cotangent:
     is a single group of one example.
     """
 
-    passes: list[Tensor]
+    found: Tensor | list[Tensor]
     groups: Groups
     owner: Owner
 
     @staticmethod
-    def of(passes: list[Tensor | None], groups: Groups, owner: Owner) -> "Cotangent | None":
+    def of(deltas: Deltas, groups: Groups, owner: Owner) -> "Cotangent | None":
         """Fills in zeros for tasks that do not reach the node; None if no task does."""
-        first = next((delta for delta in passes if delta is not None), None)
+        if isinstance(deltas, Tensor):
+            return Cotangent(deltas, groups, owner)
+        first = next((delta for delta in deltas if delta is not None), None)
         if first is None:
             return None
-        return Cotangent([torch.zeros_like(first) if delta is None else delta for delta in passes], groups, owner)
+        return Cotangent([torch.zeros_like(first) if delta is None else delta for delta in deltas], groups, owner)
+
+    @property
+    def passes(self) -> Sequence[Tensor]:
+        return self.found.unbind() if isinstance(self.found, Tensor) else self.found
+
+    @property
+    def stacked(self) -> Tensor:
+        """[K, *shape]"""
+        return self.found if isinstance(self.found, Tensor) else torch.stack(self.found)
 
     @property
     def tasks(self) -> int:
-        return len(self.passes)
+        return len(self.found)
 
     @property
     def rows(self) -> int:
@@ -39,7 +54,11 @@ class Cotangent:
 
     @property
     def shape(self) -> torch.Size:
-        return self.passes[0].shape
+        return self.found.shape[1:] if isinstance(self.found, Tensor) else self.found[0].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.found.dtype if isinstance(self.found, Tensor) else self.found[0].dtype
 
 
 def working(x: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from gdod.rows.workspace import zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
+# Numbers in the matrix of all rows on all ids of a batch up to which it is simply made.
+_MERGE_ALL = 2**18
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,13 @@ class Entries:
     factor: Tensor | None = None  # [E, 1]: by how much
     padding: int = -1
 
-    def cotangents(self, cotangent: Cotangent) -> list[Tensor]:
-        """The gradient of each entry, one tensor a pass. [E, d]"""
-        deltas = []
-        for delta in cotangent.passes:
-            delta = working(delta).reshape(-1, delta.shape[-1])
-            if self.places is not None:
-                delta = delta[self.places]
-            if self.factor is not None:
-                delta = delta * self.factor.to(delta.dtype)
-            deltas.append(delta)
-        return deltas
-
     def values(self, cotangent: Cotangent) -> Tensor:
-        """[E, K, d]"""
-        return torch.stack(self.cotangents(cotangent), 1)
+        """The gradient of each entry. [K, E, d]"""
+        deltas = working(cotangent.stacked)
+        values = deltas.reshape(deltas.shape[0], -1, deltas.shape[-1])
+        if self.places is not None:
+            values = values[:, self.places]
+        return values if self.factor is None else values * self.factor.to(values.dtype)
 
     def groups(self, cotangent: Cotangent) -> Tensor:
         """The group of each entry. [E]"""
@@ -61,7 +55,7 @@ class _Use:
     def rows(self, entries: Entries, cotangent: Cotangent, shape: torch.Size) -> Tensor:
         """Rows of the whole table, for one that is also used otherwise. [N, *shape]"""
         groups, ids = cotangent.groups.count, shape[0]
-        values = entries.values(cotangent)  # [E, K, d]
+        values = entries.values(cotangent).transpose(0, 1)  # [E, K, d]
         rows = values.new_zeros(groups * ids, *values.shape[1:])
         rows.index_add_(0, entries.groups(cotangent) * ids + entries.ids, values)
         return rows.view(groups, ids, cotangent.tasks, -1).transpose(1, 2).reshape(-1, *shape)
@@ -127,32 +121,40 @@ class Tables(Block):
         ids = [entries.ids + first_id[number] if number else entries.ids for number, entries, _ in uses]
         self.ids, self.rows = _joined(ids), offset  # [E]
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
-        passes = zip(*(entries.cotangents(cotangent) for _, entries, cotangent in uses), strict=True)
-        self.values = torch.stack([_joined(deltas) for deltas in passes], 1)  # [E, K, d]
+        self.values = _joined([entries.values(cotangent) for _, entries, cotangent in uses], 1)  # [K, E, d]
+
+    @property
+    def like(self) -> Tensor:
+        return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        """Entries whose id occurs once meet only themselves; the others are merged by (id, group)."""
+        """Rows merged by id. With many ids, only those that occur more than once: others meet only themselves."""
         values = self.values.double() if precise else self.values
         if only is not None:
-            values = values * self._belongs_to(only)[:, None, None]
-        groups, tasks = self.groups, self.tasks
+            values = values * self._belongs_to(only).unsqueeze(1)
         if self.rows <= self.ids.shape[0]:  # small tables: their rows are looked up again and again
             return sum_of_products(self._merged(values, self.ids, self.group, self.rows))
-        _, inverse, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
-        once = counts.shape[0] == inverse.shape[0]
+        distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
+        if self.groups * self.tasks * distinct.shape[0] * values.shape[2] <= _MERGE_ALL:
+            return sum_of_products(self._merged(values, number, self.group, distinct.shape[0]))
         repeated = counts > 1
-        again = repeated[inverse]  # [E]
-        alone = values if once else values * ~again[:, None, None]
+        again = repeated[number]  # [E]
+        gram = self._of_single(values * ~again.unsqueeze(1))
+        if distinct.shape[0] < number.shape[0]:
+            at = again.nonzero().squeeze(1)
+            number = repeated.cumsum(0).sub_(1)[number[at]]  # of an id among the repeated ones
+            gram += sum_of_products(self._merged(values[:, at], number, self.group[at], int(repeated.sum())))
+        return gram
+
+    def _of_single(self, values: Tensor) -> Tensor:
+        """The Gram matrix of entries each of which meets only itself: nothing between groups."""
+        groups, tasks = self.groups, self.tasks
+        entries = values.transpose(0, 1)  # [E, K, d]
         own = values.new_zeros(groups, tasks, tasks)
-        own.index_add_(0, self.group, torch.bmm(alone, alone.mT))  # [E, K, K]
+        own.index_add_(0, self.group, torch.bmm(entries, entries.mT))  # [E, K, K]
         gram = values.new_zeros(groups, tasks, groups, tasks)
         gram.diagonal(dim1=0, dim2=2).copy_(own.permute(1, 2, 0))
-        gram = gram.view(groups * tasks, groups * tasks)
-        if not once:
-            at = again.nonzero().squeeze(1)
-            number = repeated.cumsum(0).sub_(1)[inverse[at]]  # of an id among the repeated ones
-            gram += sum_of_products(self._merged(values[at], number, self.group[at], int(repeated.sum())))
-        return gram
+        return gram.view(groups * tasks, groups * tasks)
 
     def _belongs_to(self, only: frozenset[int]) -> Tensor:
         """Which entries are of the tables asked for. [E]"""
@@ -160,20 +162,25 @@ class Tables(Block):
         return torch.cat([one.expand(entries.ids.shape) for one, (_, entries) in zip(wanted, self.uses, strict=True)])
 
     def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
-        """Rows on the ids that occur more than once, some ids at a time. [N, ids * d]"""
-        width = values.shape[-1]
-        step = max(1, _SHARED_CHUNK // (self.groups * self.tasks * width))
+        """Rows on numbered ids, some ids at a time. [N, ids * d]"""
+        rows, width = self.groups * self.tasks, values.shape[-1]
+        step = max(1, _SHARED_CHUNK // (rows * width))
+        tasks = torch.arange(self.tasks, device=values.device).unsqueeze(1)
         for first in range(0, ids, step):
             count = min(step, ids - first)
-            inside = slice(None) if count == ids else (number >= first) & (number < first + count)
-            merged = values.new_zeros(self.groups * count, self.tasks, width)
-            merged.index_add_(0, group[inside] * count + number[inside] - first, values[inside])
-            merged = merged.view(self.groups, count, self.tasks, width).transpose(1, 2)
-            yield merged.reshape(self.groups * self.tasks, count * width)
+            if count < ids:
+                inside = (number >= first) & (number < first + count)
+                some, its_number, its_group = values[:, inside], number[inside] - first, group[inside]
+            else:
+                some, its_number, its_group = values, number, group
+            place = torch.add(its_number, its_group, alpha=self.tasks * count)  # [E]
+            merged = values.new_zeros(rows * count, width)
+            merged.index_add_(0, torch.add(place, tasks, alpha=count).view(-1), some.reshape(-1, width))
+            yield merged.view(rows, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        weights = weights.to(self.values.dtype).view(self.groups, self.tasks)[self.group]  # [E, K]
-        summed = torch.bmm(weights.unsqueeze(1), self.values).squeeze(1)  # [E, d]
+        weights = weights.view(self.groups, self.tasks)[self.group]  # [E, K]
+        summed = torch.bmm(weights.unsqueeze(1), self.values.transpose(0, 1)).squeeze(1)  # [E, d]
         grads, first = [], 0
         parts: dict[int, list[tuple[Entries, Tensor]]] = {}
         for number, entries in self.uses:
@@ -185,8 +192,8 @@ class Tables(Block):
         return grads
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
 
 
 def _dense(table: Tensor, uses: list[tuple[Entries, Tensor]]) -> Tensor:

@@ -35,7 +35,7 @@ class Reduction:
 
     def rows(self, factor: Factor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
         """[N, *shape]"""
-        deltas = working(torch.stack(cotangent.passes))  # [K, ...]
+        deltas = working(cotangent.stacked)  # [K, ...]
         if not isinstance(factor, float | int) or factor != 1:
             deltas = deltas * factor
         dim, groups = cotangent.owner.dim, cotangent.groups
