@@ -324,6 +324,7 @@ class _Collection:
         if _agree(by_trunk, self.deltas):
             self.passes = passes
         else:  # a hook on a tensor in the shared part, for instance, which only autograd knows of
+            self.passes -= passes
             assignment.trunk = None
 
     def _run_tasks(self, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool) -> None:

@@ -221,4 +221,8 @@ def call(node: Node, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]
     for task in range(tasks):
         result = node(*(None if d is None else d[task] for d in cotangents))  # type: ignore[operator]
         found.append(result if isinstance(result, tuple) else (result,))
-    return [None if parts[0] is None else torch.stack(parts) for parts in zip(*found, strict=True)]
+    # It is autograd that undoes broadcasting, not the node.
+    return [
+        None if child is None or parts[0] is None else _summed(torch.stack(parts), output_shape(child, output))
+        for (child, output), parts in zip(node.next_functions, zip(*found, strict=True), strict=True)
+    ]
