@@ -1,32 +1,40 @@
-"""Multi-task training without tasks fighting over shared parameters: GDOD (CIKM 2022) for PyTorch."""
+"""Multi-task training without tasks fighting over shared parameters: GDOD (CIKM 2022) for PyTorch.
 
-from gdod import decompositions
-from gdod.backward import backward
-from gdod.errors import InputError, MixingWarning
-from gdod.info import Info
-from gdod.methods import (
-    GDOD,
-    METHODS,
-    MGDA,
-    CAGrad,
-    Decomposition,
-    GDODAggregator,
-    GDODWeighting,
-    GradNorm,
-    GradReg,
-    Gram,
-    LossMethod,
-    Method,
-    PCGrad,
-    PenaltyMethod,
-    Sum,
-    TaskMethod,
-    Uncertainty,
-    WeightedGDOD,
-    Weights,
-    as_method,
-    method,
-)
+Names are loaded when they are first used, so that the command line's help need not wait for torch. (That
+is also why `backward` lives in a module of another name: a module `gdod.backward` would hide it.)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gdod import data, decompositions, models, training
+    from gdod.errors import InputError, MixingWarning
+    from gdod.info import Info
+    from gdod.methods import (
+        GDOD,
+        METHODS,
+        MGDA,
+        CAGrad,
+        Decomposition,
+        GDODAggregator,
+        GDODWeighting,
+        GradNorm,
+        GradReg,
+        Gram,
+        LossMethod,
+        Method,
+        PCGrad,
+        PenaltyMethod,
+        Sum,
+        TaskMethod,
+        Uncertainty,
+        WeightedGDOD,
+        Weights,
+        as_method,
+        method,
+    )
+    from gdod.to_grad import backward
 
 __all__ = [
     "GDOD",
@@ -53,6 +61,26 @@ __all__ = [
     "Weights",
     "as_method",
     "backward",
+    "data",
     "decompositions",
     "method",
+    "models",
+    "training",
 ]
+
+_ELSEWHERE = {"InputError": "errors", "MixingWarning": "errors", "Info": "info", "backward": "to_grad"}
+_MODULES = {"data", "decompositions", "models", "training"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'gdod' has no attribute {name!r}")
+    if name in _MODULES:
+        return import_module(f"gdod.{name}")
+    value = getattr(import_module(f"gdod.{_ELSEWHERE.get(name, 'methods')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -25,6 +25,7 @@ from gdod.methods.cagrad import CAGrad
 from gdod.methods.from_torchjd import torchjd_methods
 from gdod.methods.gdod import GDOD, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
+from gdod.methods.gradreg import GradReg
 from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
@@ -38,6 +39,7 @@ TOY_METHODS: Mapping[str, Callable[[], Method]] = {
     "sum (Adam)": Sum,
     "uncertainty": Uncertainty,
     "GradNorm": GradNorm,
+    "GradReg": GradReg,
     "MGDA": MGDA,
     "PCGrad": PCGrad,
     "CAGrad, c = 0.5": CAGrad,
@@ -47,6 +49,8 @@ TOY_METHODS: Mapping[str, Callable[[], Method]] = {
     "Aligned-MTL (torchjd)": _BORROWED["aligned-mtl"],
     "IMTL-G (torchjd)": _BORROWED["imtl-g"],
     "FAMO (torchjd)": _BORROWED["famo"],
+    "FairGrad (torchjd)": _BORROWED["fairgrad"],
+    "GradVac (torchjd)": _BORROWED["gradvac"],
 }
 
 
@@ -55,7 +59,7 @@ def draw_toy(out: Path, methods: Mapping[str, Callable[[], Method]] = TOY_METHOD
     starts = toy.STARTS
     made = [make() for make in methods.values() for _ in starts]
     places = toy.paths(made, list(starts) * len(methods), steps=steps)  # [steps + 1, methods * starts, 2]
-    columns = min(4, len(methods))
+    columns = min(5, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.1 * columns, 3.25 * rows + 0.5), sharex=True, sharey=True, squeeze=False, dpi=150

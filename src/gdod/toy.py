@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
-from gdod.methods.base import Method
+from gdod.methods.base import Method, PenaltyMethod
 from gdod.methods.gram import Gram
 
 STARTS = ((-8.5, 7.5), (-8.5, -5.0), (9.0, 9.0))  # the paper's
@@ -41,18 +41,28 @@ def paths(
     optimizer = torch.optim.Adam([place], lr=lr)
     averages = torch.eye(2, dtype=torch.float64)
     places = [place.detach().clone()]
+    second_order = any(isinstance(method, PenaltyMethod) for method in methods)
     for _ in range(steps):
         values = losses(place)
         # A path's losses depend on its own place alone, so one gradient of the sum serves all. [P, 2 tasks, 2]
         rows = torch.stack(
-            [torch.autograd.grad(task.sum(), place, retain_graph=True)[0] for task in values.unbind(-1)], 1
+            [
+                torch.autograd.grad(task.sum(), place, retain_graph=True, create_graph=second_order)[0]
+                for task in values.unbind(-1)
+            ],
+            1,
         )
         products, shown = rows @ rows.mT, values.detach() - LOWEST
         weights = [
             method.weigh(Gram(gram, averages, mean_losses=partial(torch.clone, loss))).rows
-            for method, gram, loss in zip(methods, products, shown, strict=True)
+            if not isinstance(method, PenaltyMethod)
+            else averages.sum(0)
+            for method, gram, loss in zip(methods, products.detach(), shown, strict=True)
         ]
-        place.grad = torch.einsum("pk,pkd->pd", torch.stack(weights), rows)
+        penalties = [m.penalty(gram) for m, gram in zip(methods, products, strict=True) if isinstance(m, PenaltyMethod)]
+        place.grad = torch.einsum("pk,pkd->pd", torch.stack(weights), rows.detach())
+        if penalties:
+            place.grad += torch.autograd.grad(torch.stack(penalties).sum(), place)[0]
         optimizer.step()
         places.append(place.detach().clone())
     return torch.stack(places)

@@ -9,6 +9,7 @@ from gdod import pictures, toy
 from gdod.errors import InputError
 from gdod.methods import GDOD, Sum
 from gdod.methods.cagrad import CAGrad
+from gdod.methods.gradreg import GradReg
 from gdod.methods.mgda import MGDA
 
 
@@ -46,6 +47,13 @@ def test_paths_go_down_from_the_easy_start() -> None:
     # The sum and CAGrad go on along the Pareto set to the minimum of the mean; MGDA stops where it meets it.
     assert float(means[-1, 0]) < float(means[-1, 1]) - 1
     assert float(means[-1, 2]) < float(means[-1, 1]) - 1
+
+
+def test_a_penalty_on_the_gradients_bends_the_path() -> None:
+    methods = [Sum(), GradReg(weight=0), GradReg(weight=10)]
+    places = toy.paths(methods, [toy.STARTS[1]] * 3, steps=100)
+    torch.testing.assert_close(places[:, 1], places[:, 0])
+    assert float((places[-1, 2] - places[-1, 0]).norm()) > 0.1
 
 
 def test_paths_refuse_starts() -> None:

@@ -1,0 +1,1 @@
+"""Comparisons of many runs: the runner, tuning, statistics."""

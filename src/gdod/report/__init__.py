@@ -1,0 +1,94 @@
+"""Runs and comparisons as one HTML page, Markdown and CSV. Reads the JSON of run folders and nothing else.
+
+write_report([Path("runs/first"), Path("comparison")], Path("report.html"))
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gdod.errors import InputError
+from gdod.report.page import page
+from gdod.report.runs import Collection, Run, collect, read_run
+from gdod.report.study import Setting, Study, studies
+from gdod.report.tables import Cell, Column, Table, result_tables, run_table, to_csv, to_markdown
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    markdown: Path | None = None,
+    csv: Path | None = None,
+    baseline: str | None = None,
+) -> Path:
+    """Reads run or comparison folders and writes the page; returns where it is.
+
+    Args:
+        paths: run folders, comparison folders, or folders of these.
+        markdown, csv: where to write the tables, too.
+        baseline: the method that others are compared with; else that of the comparison, or "sum".
+    """
+    found = load_studies(paths, baseline=baseline)
+    texts = {out: page(found)}
+    if markdown is not None:
+        texts[markdown] = markdown_tables(found)
+    if csv is not None:
+        texts[csv] = to_csv(found)
+    if len(texts) < 1 + (markdown is not None) + (csv is not None):
+        raise InputError("the page, the Markdown and the CSV have the same path; expected different ones")
+    for path, text in texts.items():
+        _write(path, text)
+    return out
+
+
+def load_studies(paths: Sequence[Path], *, baseline: str | None = None) -> tuple[Study, ...]:
+    """The runs in these folders, put together by data set."""
+    found = studies(collect([Path(path) for path in paths]), baseline)
+    methods = {setting.method for study in found for setting in study.settings}
+    if baseline is not None and baseline not in methods:
+        raise InputError(f"baseline={baseline!r} is not among the methods that were run: {', '.join(sorted(methods))}")
+    return found
+
+
+def markdown_tables(found: Sequence[Study]) -> str:
+    parts = []
+    for study in found:
+        parts.append(f"## {study.name}\n")
+        parts.append(to_markdown([*result_tables(study), run_table(study)]))
+    return "\n".join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        raise InputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
+
+
+__all__ = [
+    "Cell",
+    "Collection",
+    "Column",
+    "Run",
+    "Setting",
+    "Study",
+    "Table",
+    "collect",
+    "load_studies",
+    "markdown_tables",
+    "read_run",
+    "result_tables",
+    "run_table",
+    "studies",
+    "to_csv",
+    "to_markdown",
+    "write_report",
+]

@@ -1,0 +1,54 @@
+"""How numbers look in text: fixed digits, a true minus sign, a dash where there is nothing to say."""
+
+import math
+
+NOTHING = "–"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return _minus(f"{value:,.{digits}f}")
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return _minus(f"{value:+,.{digits}f}")
+
+
+def whole(value: float | None) -> str:
+    return number(value, 0)
+
+
+def short(value: float) -> str:
+    """A few significant digits, thousands as k and millions as M: for axes."""
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if sign == 'k' else size):g}{sign}".replace("-", "−")
+    return f"{value:.6g}".replace("-", "−")
+
+
+def with_spread(mean: float | None, sd: float | None, digits: int = 4) -> str:
+    return number(mean, digits) if sd is None else f"{number(mean, digits)} ± {number(sd, digits)}"
+
+
+def p_value(p: float | None) -> str:
+    if p is None:
+        return NOTHING
+    return "< 0.001" if p < 0.001 else number(p, 3)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _minus(text: str) -> str:
+    """No sign before a zero, and a true minus sign."""
+    return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")

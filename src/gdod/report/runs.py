@@ -1,0 +1,231 @@
+"""What is in run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from gdod.errors import InputError
+
+Status = Literal["finished", "unfinished", "failed", "not started"]
+Json = dict[str, Any]
+
+_SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder."""
+
+    path: Path
+    status: Status
+    reason: str | None = None
+    """Why it is not finished, as far as the folder tells."""
+    about: Json = field(default_factory=dict, repr=False)
+    config: Json = field(default_factory=dict, repr=False)
+    result: Json | None = field(default=None, repr=False)
+    train: tuple[Json, ...] = field(default=(), repr=False)
+    """Records of training, one a step at most, by step."""
+    evaluations: tuple[Json, ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
+    """What was wrong with its files."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def model(self) -> str:
+        return _name(self.about, self.config, "model")
+
+    @cached_property
+    def method(self) -> str:
+        return _name(self.about, self.config, "method")
+
+    @cached_property
+    def seed(self) -> int | None:
+        for source in (self.about, self.config):
+            if isinstance(seed := source.get("seed"), int):
+                return seed
+        return None
+
+    @cached_property
+    def data(self) -> Json:
+        return part(self.about, "data")
+
+    @cached_property
+    def tasks(self) -> tuple[tuple[str, str], ...]:
+        """Names and kinds."""
+        found = self.about.get("tasks")
+        listed = [task for task in found if isinstance(task, dict)] if isinstance(found, list) else []
+        return tuple((str(task.get("name")), str(task.get("kind", "binary"))) for task in listed)
+
+    @property
+    def last_step(self) -> int | None:
+        steps = [record["step"] for record in (*self.train[-1:], *self.evaluations[-1:])]
+        return max(steps, default=None)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All runs found, and what comparisons asked for."""
+
+    runs: tuple[Run, ...]
+    asked: tuple[Json, ...]
+
+
+def collect(paths: Sequence[Path]) -> Collection:
+    """The runs in the given folders: a run, a comparison, or a folder of any of them."""
+    runs: dict[Path, Run] = {}
+    asked = []
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"{path} is not a folder; expected a run, a comparison, or a folder of them")
+        comparisons, folders = _comparisons(path), _run_folders(path)
+        if not comparisons and not folders:
+            raise InputError(
+                f"{path} holds no run: no folder in it has a file {', '.join(_SIGNS)}; expected what "
+                "`gdod train` or `gdod compare` wrote"
+            )
+        for folder in comparisons:
+            comparison = read_json(folder / "comparison.json")[0] or {}
+            asked.append(comparison)
+            for run in _missing(comparison, folder):
+                runs.setdefault(run.path.resolve(), run)
+        for folder in folders:
+            runs[folder.resolve()] = read_run(folder)
+    if not runs:
+        raise InputError("there is no run to report; give at least one folder")
+    return Collection(tuple(runs.values()), tuple(asked))
+
+
+def read_run(path: Path) -> Run:
+    notes: list[str] = []
+    found: dict[str, Json | None] = {}
+    for name in ("about", "config", "result", "error"):
+        found[name], note = read_json(path / f"{name}.json")
+        if note:
+            notes.append(note)
+    records, skipped = _records(path / "metrics.jsonl")
+    if skipped:
+        notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
+    status, reason = _status(path, found["result"], found["error"], notes)
+    return Run(
+        path=path,
+        status=status,
+        reason=reason,
+        about=found["about"] or {},
+        config=found["config"] or {},
+        result=found["result"],
+        train=_by_step(record for record in records if record.get("kind") == "train"),
+        evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
+        notes=tuple(notes),
+    )
+
+
+def read_json(path: Path) -> tuple[Json | None, str | None]:
+    """The object in a file and what is wrong with it; a missing file is neither. Nan and infinity are None."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{path.name} cannot be read: {type(error).__name__}"
+    if not isinstance(found, dict):
+        return None, f"{path.name} holds no object"
+    return found, None
+
+
+def part(source: Mapping[str, Any], name: str) -> Json:
+    """An object inside another; empty if it is missing or something else."""
+    found = source.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _comparisons(path: Path) -> list[Path]:
+    return sorted({file.parent for depth in ("", "*/", "*/*/") for file in path.glob(f"{depth}comparison.json")})
+
+
+def _run_folders(path: Path) -> list[Path]:
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    return sorted({file.parent for depth in depths for sign in _SIGNS for file in path.glob(depth + sign)})
+
+
+def _missing(comparison: Json, folder: Path) -> Iterator[Run]:
+    """Runs that a comparison asks for and that have no folder yet."""
+    data = comparison.get("data")
+    for model in names_in(comparison.get("models")):
+        for method in names_in(comparison.get("methods")):
+            for seed in _whole_numbers(comparison.get("seeds")):
+                path = folder / "runs" / f"{model}-{method}-seed{seed}"
+                alone = model == "single-task" and method != names_in(comparison.get("methods"))[0]
+                if not path.exists() and not alone:
+                    about = {"model": {"name": model}, "method": {"name": method}, "seed": seed}
+                    if isinstance(data, str):
+                        about["data"] = {"name": data}
+                    yield Run(path, "not started", "has no folder yet", about=about)
+
+
+def names_in(listed: Any) -> list[str]:
+    """Names in a list of names or of objects with one."""
+    if isinstance(listed, dict):
+        return [str(name) for name in listed]
+    if not isinstance(listed, list):
+        return []
+    return [str(item.get("name")) if isinstance(item, dict) else str(item) for item in listed]
+
+
+def _whole_numbers(listed: Any) -> list[int]:
+    return [item for item in listed if isinstance(item, int)] if isinstance(listed, list) else []
+
+
+def _name(about: Json, config: Json, what: str) -> str:
+    for source in (about, config):
+        found = source.get(what)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, dict) and found.get("name"):
+            return str(found["name"])
+    return "unknown"
+
+
+def _status(path: Path, result: Json | None, error: Json | None, notes: Sequence[str]) -> tuple[Status, str | None]:
+    if result is not None:
+        return "finished", None
+    if error is not None:
+        message = error.get("message") or error.get("error") or "no message"
+        return "failed", str(message)
+    if not (path / "metrics.jsonl").exists():
+        reason = "stopped before the first step was recorded"
+    elif (path / "result.json").exists():
+        reason = "its result is damaged"
+    else:
+        reason = "no result.json, so it is still running or was interrupted"
+    return "unfinished", "; ".join([reason, *notes])
+
+
+def _records(path: Path) -> tuple[list[Json], int]:
+    """The lines of a file that hold objects with a step, and how many do not."""
+    found, skipped = [], 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line, parse_constant=lambda name: None)
+                    usable = isinstance(record, dict) and isinstance(record.get("step"), int)
+                except (ValueError, RecursionError):
+                    usable = False
+                if usable:
+                    found.append(record)
+                elif line.strip():
+                    skipped += 1
+    except OSError:
+        pass  # not written yet
+    return found, skipped
+
+
+def _by_step(records: Iterable[Json]) -> tuple[Json, ...]:
+    """In the order of steps; of a step that was repeated after an interruption, the last record."""
+    return tuple(record for _, record in sorted({record["step"]: record for record in records}.items()))

@@ -1,0 +1,135 @@
+"""The numbers in the tables are those of the run folders."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from tests.report.made_runs import make_comparison, make_run, write_json
+
+from gdod.report import load_studies, markdown_tables, result_tables, run_table, to_csv
+from gdod.report.numbers import duration, number, p_value, short, signed
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables") / "c"
+    models = ("shared-bottom", "mmoe", "single-task")
+    return make_comparison(folder, models=models, methods=("sum", "pcgrad", "gdod"), seeds=SEEDS, evaluations=3)
+
+
+def results(folder: Path, name: str, task: str | None = None, metric: str = "auc") -> list[float]:
+    found = []
+    for seed in SEEDS:
+        result = json.loads((folder / "runs" / f"{name}-seed{seed}" / "result.json").read_text())
+        found.append(result["test"]["mean_auc"] if task is None else result["test"]["tasks"][task][metric])
+    return found
+
+
+def test_csv_has_the_statistics(comparison: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(load_studies([comparison])))))
+    found = {(row["model"], row["method"], row["task"], row["metric"]): row for row in rows}
+    for task, metric in ((None, "auc"), ("buy", "auc"), ("click", "log_loss")):
+        ours = results(comparison, "mmoe-gdod", task, metric)
+        base = results(comparison, "mmoe-sum", task, metric)
+        row = found["mmoe", "gdod", task or "mean", metric]
+        assert float(row["mean"]) == pytest.approx(sum(ours) / 3)
+        expected = stats.ttest_rel(ours, base)
+        assert float(row["p"]) == pytest.approx(expected.pvalue)
+        low, high = expected.confidence_interval(0.95)
+        assert (float(row["low"]), float(row["high"])) == pytest.approx((low, high))
+        assert float(row["p_holm"]) >= float(row["p"])
+    assert found["mmoe", "sum", "buy", "auc"]["difference"] == ""
+    assert float(found["mmoe", "sum", "", "milliseconds_per_step"]["mean"]) == pytest.approx(4, rel=0.03)
+
+
+def test_overview_has_ranks_gains_and_times(comparison: Path) -> None:
+    (study,) = load_studies([comparison])
+    table = result_tables(study)[0]
+    titles = [column.title for column in table.columns]
+    rows = {(row[0].text, row[1].text): dict(zip(titles, row, strict=True)) for row in table.rows}
+    assert len(rows) == 7
+    assert rows["mmoe", "sum"]["difference from sum"].text == "baseline"
+    best = max(rows.values(), key=lambda row: row["mean AUC"].value or 0)
+    assert [row["mean AUC"].best for row in rows.values()].count(True) == 1
+    assert best["mean AUC"].best
+    gains = []
+    for seed in range(3):
+        relative = [
+            results(comparison, "mmoe-gdod", task)[seed] / results(comparison, "single-task-sum", task)[seed] - 1
+            for task in ("click", "cart", "buy")
+        ]
+        gains.append(100 * sum(relative) / 3)
+    assert rows["mmoe", "gdod"]["Δm %"].value == pytest.approx(sum(gains) / 3)
+    assert rows["single-task", "sum"]["Δm %"].text == "–"
+    ranks = [row["average rank"].value for row in rows.values()]
+    assert sum(ranks) == pytest.approx(7 * 8 / 2)
+    assert rows["mmoe", "pcgrad"]["relative time"].value == pytest.approx(1.4, rel=0.03)
+    assert rows["mmoe", "sum"]["relative time"].value == 1
+
+
+def test_markdown_is_made_of_tables(comparison: Path) -> None:
+    text = markdown_tables(load_studies([comparison]))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert "| model | method | mean AUC | difference from sum | p |" in text
+    assert len(lines) == 4 * 2 + 3 * 7 + 21  # heads and rules, three tables of settings, all runs
+    assert "<svg" not in text
+
+
+def test_one_seed_says_so(tmp_path: Path) -> None:
+    for method in ("sum", "gdod"):
+        make_run(tmp_path / method, method=method, evaluations=2)
+    (study,) = load_studies([tmp_path])
+    text = markdown_tables([study])
+    assert "one common seed: no interval and no test" in text
+    assert not [line for line in text.splitlines() if line.startswith("|") and "±" in line]
+
+
+def test_a_task_without_auc_is_left_out_of_the_mean_for_all(tmp_path: Path) -> None:
+    for method in ("sum", "gdod"):
+        path = make_run(tmp_path / method, method=method, evaluations=2)
+        result = json.loads((path / "result.json").read_text())
+        result["test"]["tasks"]["buy"] |= {"auc": None, "note": "no AUC: all 9 labels are 0"}
+        write_json(path / "result.json", result)
+    (study,) = load_studies([tmp_path])
+    tasks = json.loads((tmp_path / "gdod" / "result.json").read_text())["test"]["tasks"]
+    mean = (tasks["click"]["auc"] + tasks["cart"]["auc"]) / 2
+    setting = study.settings[1]
+    assert study.values(setting, "auc")[0] == pytest.approx(mean)
+    assert study.values(setting, "auc", "buy") == {0: None}
+
+
+def test_other_kinds_of_tasks(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", tasks=("price", "colour"), evaluations=2)
+    about = json.loads((path / "about.json").read_text())
+    about["tasks"] = [{"name": "price", "kind": "regression"}, {"name": "colour", "kind": "multiclass"}]
+    write_json(path / "about.json", about)
+    metrics = {"price": {"rmse": 2.0, "mae": 1.5}, "colour": {"accuracy": 0.7, "log_loss": 0.9}}
+    result = json.loads((path / "result.json").read_text())
+    write_json(path / "result.json", {**result, "test": None, "validation": {"tasks": metrics, "mean_auc": None}})
+    (study,) = load_studies([tmp_path])
+    assert study.part == "validation"
+    assert [table.name for table in result_tables(study)] == ["overview", "log_loss", "rmse", "mae", "accuracy"]
+    assert study.headline_title == "RMSE"
+    assert run_table(study).rows[0][4].text == "2.0000"
+
+
+def test_a_spreadsheet_runs_no_formula(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", method="=1+1", tasks=("@click", "buy"), evaluations=2)
+    rows = list(csv.DictReader(io.StringIO(to_csv(load_studies([tmp_path])))))
+    assert {row["method"] for row in rows} == {"'=1+1"}
+    assert "'@click" in {row["task"] for row in rows}
+
+
+def test_numbers_as_text() -> None:
+    assert number(-0.00001) == "0.0000"
+    assert signed(-0.5, 1) == "−0.5"
+    assert signed(0.00001) == "0.0000"
+    assert number(None) == number(float("nan")) == "–"
+    assert [short(value) for value in (0, 0.25, 5000, 20_000, 1_500_000)] == ["0", "0.25", "5000", "20k", "1.5M"]
+    assert [p_value(p) for p in (0.0004, 0.25, None)] == ["< 0.001", "0.250", "–"]
+    assert [duration(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1 min 15 s", "1 h 02 min"]
