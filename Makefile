@@ -46,3 +46,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.models
+	$(BIN)/python -m benchmarks.tables

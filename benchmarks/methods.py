@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.methods`` times each method in turn with the plain step, and with the plain sum
 worked out through one gradient for each task (`diagnose=True`), which is what a method that needs the
-task gradients cannot go below.
+task gradients cannot go below. PCGrad and CAGrad are timed in turn with torchjd's, too.
 """
 
 import json
@@ -21,9 +21,11 @@ import gdod
 from benchmarks.case import Case, SharedBottom, batches, forward
 from benchmarks.measure import THREADS, WARM_UP, time_pairs
 from benchmarks.report import environment, markdown_table
+from benchmarks.ways import PLAIN, TORCHJD, TORCHJD_CAGRAD, Competitor
 
 RESULTS = Path(__file__).parent / "results"
 OURS = ["sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod"]
+THEIRS = {"pcgrad": TORCHJD, "cagrad": TORCHJD_CAGRAD}
 Step = Callable[[], float]
 
 
@@ -33,6 +35,7 @@ class Measured:
     tasks: int
     to_plain: float
     to_sum: float  # through task gradients
+    to_torchjd: float | None  # the same method of torchjd's, with its `mtl_backward`
     pairs: int
 
 
@@ -50,15 +53,14 @@ def stepper(model: SharedBottom, case: Case, name: str, diagnose: bool = False) 
     return once
 
 
-def plain_stepper(model: SharedBottom, case: Case) -> Step:
-    feed = batches(case)
+def way_stepper(model: SharedBottom, case: Case, competitor: Competitor) -> Step:
+    feed, way = batches(case), competitor.way(case)
 
     def once() -> float:
         batch = next(feed)
         start = time.perf_counter()
         model.zero_grad()
-        _, losses = forward(model, batch)
-        torch.stack([loss.mean() for loss in losses]).sum().backward()
+        way(model, batch)
         return time.perf_counter() - start
 
     return once
@@ -68,23 +70,35 @@ def measure(name: str, tasks: int, seconds: float) -> Measured:
     case = Case(tasks=tasks)
     torch.manual_seed(0)
     model = SharedBottom(case)
-    plain, through, ours = plain_stepper(model, case), stepper(model, case, "sum", True), stepper(model, case, name)
-    for step in (plain, through, ours):
-        for _ in range(WARM_UP):
-            step()
-    to_plain, to_sum = time_pairs(plain, ours, seconds), time_pairs(through, ours, seconds)
-    return Measured(
-        name,
-        tasks,
-        statistics.median(other / base for base, other in to_plain),
-        statistics.median(other / base for base, other in to_sum),
-        len(to_plain) + len(to_sum),
-    )
+    ours = stepper(model, case, name)
+
+    def ratio(base: Step) -> tuple[float, int]:
+        for step in (base, ours):
+            for _ in range(WARM_UP):
+                step()
+        pairs = time_pairs(base, ours, seconds)
+        return statistics.median(other / base for base, other in pairs), len(pairs)
+
+    to_plain, pairs = ratio(way_stepper(model, case, PLAIN))
+    to_sum, more = ratio(stepper(model, case, "sum", diagnose=True))
+    theirs = THEIRS.get(name)
+    to_torchjd = None if theirs is None else ratio(way_stepper(model, case, theirs))[0]
+    return Measured(name, tasks, to_plain, to_sum, to_torchjd, pairs + more)
 
 
 def as_markdown(results: list[Measured], about: dict[str, str]) -> str:
-    rows = [[r.method, str(r.tasks), f"{r.to_plain:.2f}", f"{r.to_sum:.2f}"] for r in results]
-    table = markdown_table(["method", "tasks", "to the plain step", "to `sum` through task gradients"], rows)
+    rows = [
+        [
+            r.method,
+            str(r.tasks),
+            f"{r.to_plain:.2f}",
+            f"{r.to_sum:.2f}",
+            "" if r.to_torchjd is None else f"{r.to_torchjd:.2f}",
+        ]
+        for r in results
+    ]
+    names = ["method", "tasks", "to the plain step", "to `sum` through task gradients", "to torchjd's own"]
+    table = markdown_table(names, rows)
     notes = [f"- {key}: {value}" for key, value in about.items()]
     return "\n".join(["# Cost of a step by method", "", *notes, "", table, ""])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchjd.aggregation import PCGrad
+from torchjd.aggregation import CAGrad, GramianWeightedAggregator, PCGrad
 from torchjd.autojac import jac_to_grad, mtl_backward
 
 import gdod
@@ -87,16 +87,20 @@ def batched(case: Case) -> Way:
     return step
 
 
-def torchjd_pcgrad(case: Case) -> Way:
+def torchjd(make: Callable[[], GramianWeightedAggregator]) -> Callable[[Case], Way]:
     """With the option that spares it a copy of the Jacobian: it is the faster one here."""
-    aggregator = PCGrad()
 
-    def step(model: SharedBottom, batch: Batch) -> None:
-        features, losses = forward(model, batch)
-        mtl_backward([loss.mean() for loss in losses], features=features)
-        jac_to_grad(model.shared(), aggregator, optimize_gramian_computation=True)
+    def way(case: Case) -> Way:
+        aggregator = make()
 
-    return step
+        def step(model: SharedBottom, batch: Batch) -> None:
+            features, losses = forward(model, batch)
+            mtl_backward([loss.mean() for loss in losses], features=features)
+            jac_to_grad(model.shared(), aggregator, optimize_gramian_computation=True)
+
+        return step
+
+    return way
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ PLAIN = Competitor("plain", plain)
 GDOD = Competitor("GDOD", gdod_engine)
 NAIVE = Competitor("loop + SVD", naive, holds_m=True)
 BATCHED = Competitor("vmap", batched, holds_m=True)
-TORCHJD = Competitor("torchjd PCGrad", torchjd_pcgrad)
+TORCHJD = Competitor("torchjd PCGrad", torchjd(PCGrad))
+TORCHJD_CAGRAD = Competitor("torchjd CAGrad", torchjd(lambda: CAGrad(c=0.5)))
 COMPETITORS = (PLAIN, GDOD, TORCHJD, BATCHED, NAIVE)
 
 

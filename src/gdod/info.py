@@ -22,7 +22,7 @@ class Info:
     slow: tuple[SlowPath, ...]
     """Shared parameters whose rows took a backward pass each, and why. Empty: all were fast."""
     passes: int
-    """Backward passes made: one for each task, and one for each row if anything is slow."""
+    """Backward passes of autograd: one for all tasks or one for each, and one for each row if anything is slow."""
     gram: Gram | None = field(repr=False)
     """Inner products of the rows; None where the method did not need them."""
     weights: Weights = field(repr=False)
