@@ -1,0 +1,139 @@
+"""`gdod data`: look at a table, prepare it, see what is prepared."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gdod.cli import download
+from gdod.cli.train import explained
+
+if TYPE_CHECKING:
+    from gdod.data import Inspection
+
+INSPECT_EXAMPLES = """
+Examples:
+
+  gdod data inspect ads.csv
+
+  gdod data inspect 'logs/*.csv.gz' --label click --label buy --out logs.yaml
+"""
+PREPARE_EXAMPLES = """
+Examples:
+
+  gdod data prepare ads.csv --schema ads.yaml
+
+  gdod data prepare census --folder downloads/census
+"""
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. [default: $GDOD_CACHE or ~/.cache/gdod]")]
+Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
+
+app = typer.Typer(no_args_is_help=True, help="Your own tables, and data sets with a name.")
+
+
+@app.command(epilog=INSPECT_EXAMPLES)
+def inspect(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A file, a folder of parts, or a pattern.")],
+    label: Label = None,
+    out: Annotated[Path | None, typer.Option(help="Write a schema to edit to this .yaml file.")] = None,
+    encoding: Annotated[str, typer.Option(help="Of a text file.")] = "utf-8",
+    separator: Annotated[str | None, typer.Option(help="Of a text file; by default it is guessed.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a schema that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show columns, types, numbers of values, missing values and label rates; write a schema to edit."""
+    with explained():
+        from gdod.data import inspect
+        from gdod.data.table_schema import FileFormat
+        from gdod.errors import InputError
+
+        if out is not None and out.suffix not in (".yaml", ".yml"):
+            raise InputError(f"--out {out} ends in {out.suffix!r}; expected .yaml")
+        if out is not None and out.exists() and not overwrite:
+            raise InputError(f"{out} is there already; take another name, or --overwrite")
+        found = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
+        if as_json:
+            typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
+        else:
+            _print_inspection(found)
+        if out is not None:
+            out.write_text(found.to_yaml(), "utf-8")
+            typer.echo(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
+
+
+def _print_inspection(found: "Inspection") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    looked = "rows" if found.whole else "rows looked at (there are more)"
+    table = Table("column", "taken for", "found", "for example", title=f"{found.source}: {found.rows:,} {looked}")
+    for column in found.columns:
+        options = ", ".join(f"{name}: {value}" for name, value in column.options.items())
+        kind = f"{column.type} ({options})" if options else column.type
+        table.add_row(column.name, kind, column.summary(found.rows), ", ".join(column.examples))
+    Console().print(table)
+    if not any(column.type == "label" for column in found.columns):
+        typer.echo("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
+
+
+@app.command(epilog=PREPARE_EXAMPLES)
+def prepare(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A file, folder or pattern; or a data set's name.")],
+    schema: Annotated[Path | None, typer.Option(help="What the columns are: a .yaml or .toml file.")] = None,
+    label: Label = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the files of a data set with a name are.")] = None,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a table into training data, once; `gdod train` finds it in the cache.
+
+    Prints how many rows each part has, label rates, and what is missing or unknown.
+    """
+    with explained():
+        from gdod.data import prepare
+
+        prepared = prepare(source, schema=schema, labels=label or (), folder=folder, cache=cache)
+        _print_prepared(prepared, as_json)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="A folder that `gdod data prepare` has made.")], as_json: Json = False
+) -> None:
+    """Show what a folder of prepared data holds."""
+    with explained():
+        _print_prepared(folder, as_json)
+
+
+def _print_prepared(folder: Path, as_json: bool) -> None:
+    from gdod.data.loading import read_about
+
+    about = read_about(folder)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), **about}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console().print(_parts_table(about))
+    for note in about["notes"]:
+        typer.echo(f"- {note}")
+    typer.echo(f"Prepared: {folder}")
+
+
+def _parts_table(about: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    labels = list(about["parts"]["train"]["labels"])
+    table = Table("part", "rows", *(f"{name} (mean, labelled)" for name in labels), title=about["name"])
+    for part, found in about["parts"].items():
+        cells = []
+        for name in labels:
+            label = found["labels"].get(name, {"labelled": 0, "mean": None})
+            cells.append("" if label["mean"] is None else f"{label['mean']:.4f}, {label['labelled']:,}")
+        table.add_row(part, f"{found['rows']:,}", *cells)
+    return table
+
+
+download.register(app)

@@ -1,0 +1,182 @@
+"""`gdod data download`, `gdod data ads` and `gdod data sets`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gdod.data.download import ByHand, Progress
+
+EXAMPLES = """
+Examples:
+
+  gdod data download census
+
+  gdod data download bookcrossing --folder data/book-crossing
+"""
+ADS_EXAMPLES = """
+Examples:
+
+  gdod data ads ads.parquet --conflict 0.8
+
+  gdod data ads ads.csv --rows 1000000 --users 100000 --seed 1 --truth
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `gdod data`."""
+    app.command(epilog=EXAMPLES)(download)
+    app.command(epilog=ADS_EXAMPLES)(ads)
+    app.command()(sets)
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="census, bookcrossing or ijcai15.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the files go. [default: downloads/NAME in $GDOD_CACHE or ~/.cache/gdod]")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="Take a file with this sha256, whatever is expected.")] = None,
+) -> None:
+    """Fetch a data set from its owner's address; go on with what a broken connection left.
+
+    Where the owner asks for a login, say which files to put where.
+    """
+    with _errors():
+        from gdod.data.download import BY_HAND, PUBLIC, fetch
+        from gdod.data.published import digest, downloads_folder
+        from gdod.methods.checks import check_choice
+
+        check_choice("name", name, [*PUBLIC, *BY_HAND])
+        target = folder or downloads_folder(name)
+        if name in BY_HAND:
+            _say_what_to_do(name, BY_HAND[name], target)
+            return
+        wanted = PUBLIC[name] if sha256 is None else replace(PUBLIC[name], sha256=sha256, md5=None, unpacked={})
+        with _bar(wanted.name) as progress:
+            path = fetch(wanted, target, progress)
+        typer.echo(f"{path}  sha256 {digest(path)}")
+        typer.echo(f"Use it with: gdod train --data {name}" + (f" --data-folder {folder}" if folder else ""))
+
+
+def _say_what_to_do(name: str, wanted: "ByHand", folder: Path) -> None:
+    typer.echo(f"{name} is given to people who log in at {wanted.page}. Put these files there yourself:")
+    for file in wanted.files:
+        found = any((folder / each).is_file() for each in (file, f"{file}.gz"))
+        typer.echo(f"  {folder / file}" + ("  (is there)" if found else ""))
+    typer.echo(f"Each may be compressed ({wanted.files[0]}.gz); {wanted.hint}.")
+
+
+def ads(
+    out: Annotated[Path, typer.Argument(help="A .parquet or .csv file.")],
+    rows: Annotated[int, typer.Option(help="Impressions.")] = 200_000,
+    users: Annotated[int, typer.Option(help="Users.")] = 20_000,
+    ads: Annotated[int, typer.Option(help="Ads.")] = 1_098,
+    conflict: Annotated[float, typer.Option(help="0: what draws clicks sells; 1: it keeps from buying.")] = 0.5,
+    click_rate: Annotated[float, typer.Option(help="Clicks among impressions.")] = 0.3,
+    visit_rate: Annotated[float, typer.Option(help="Visits among clicks.")] = 0.25,
+    purchase_rate: Annotated[float, typer.Option(help="Purchases among visits.")] = 0.3,
+    noise: Annotated[float, typer.Option(help="What nobody can predict, in logits.")] = 0.5,
+    conditional: Annotated[bool, typer.Option(help="No label where the step before did not happen.")] = False,
+    truth: Annotated[bool, typer.Option(help="Write each row's true probabilities, too.")] = False,
+    seed: Annotated[int, typer.Option(help="The same rows for the same seed.")] = 0,
+) -> None:
+    """Simulate ads with known task conflict; print the labels' rates and the best AUC that can be reached."""
+    with _errors():
+        import polars as pl
+
+        from gdod.data.ads import AdsOptions, describe, simulate
+        from gdod.errors import InputError
+
+        if out.suffix not in (".parquet", ".csv"):
+            raise InputError(f"{out} ends in {out.suffix!r}; expected a name that ends in .parquet or .csv")
+        made = simulate(
+            AdsOptions.of(
+                {
+                    "rows": rows,
+                    "users": users,
+                    "ads": ads,
+                    "conflict": conflict,
+                    "click_rate": click_rate,
+                    "visit_rate": visit_rate,
+                    "purchase_rate": purchase_rate,
+                    "noise": noise,
+                    "conditional": conditional,
+                    "seed": seed,
+                }
+            )
+        )
+        table = made.table
+        if truth:
+            table = pl.concat([table, made.truth.rename(lambda task: f"true_{task}")], how="horizontal")
+        _write(table, out)
+        typer.echo(f"{out}: {len(table):,} rows")
+        for line in describe(made.table, made.truth):
+            typer.echo(f"  {line}")
+
+
+def sets() -> None:
+    """List the data sets that have a name, and where they come from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gdod.data.download import BY_HAND, PUBLIC
+    from gdod.data.published import downloads_folder
+    from gdod.data.sources import SOURCES
+
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "what", "from", "here"):
+        shown.add_column(heading, overflow="fold")
+    for name, source in SOURCES.items():
+        origin = PUBLIC[name].url if name in PUBLIC else f"{BY_HAND[name].page} (login)" if name in BY_HAND else "made"
+        files = [PUBLIC[name].name] if name in PUBLIC else BY_HAND[name].files if name in BY_HAND else []
+        here = all((downloads_folder(name) / file).is_file() for file in files)
+        shown.add_row(name, source.title, origin, "yes" if here else "no")
+    Console().print(shown)
+
+
+def _write(table: "pl.DataFrame", out: Path) -> None:
+    """Under its name when it is whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part")
+    try:
+        if out.suffix == ".parquet":
+            table.write_parquet(part)
+        else:
+            table.write_csv(part)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _bar(name: str) -> "Iterator[Progress]":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    # A bar redrawn into a file or a pipe would be rubbish there.
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(name, total=None)
+        yield lambda here, total: bar.update(task, completed=here, total=total)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    from gdod.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(4) from None

@@ -1,0 +1,34 @@
+"""Training data: your own tables, and data sets with a name, as batches of tensors.
+
+data = gdod.data.load("ads.csv", schema="ads.yaml")
+for step in data.train.batches(256, seed=0):
+    logits = model(step.batch)  # and step.labels, step.weights
+"""
+
+from gdod.data.dataset import Dataset
+from gdod.data.encoder import Encoder
+from gdod.data.inspection import Inspection, inspect
+from gdod.data.loading import load, open_prepared, prepare
+from gdod.data.part import MemoryPart, Minibatch, Part
+from gdod.data.source import RawTables, Source
+from gdod.data.sources import SOURCES
+from gdod.data.stream import StreamPart
+from gdod.data.table_schema import TableSchema
+
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "Encoder",
+    "Inspection",
+    "MemoryPart",
+    "Minibatch",
+    "Part",
+    "RawTables",
+    "Source",
+    "StreamPart",
+    "TableSchema",
+    "inspect",
+    "load",
+    "open_prepared",
+    "prepare",
+]

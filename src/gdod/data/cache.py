@@ -1,0 +1,112 @@
+"""Where prepared data lies, under the hash of what it was made from; written whole or not at all."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gdod.errors import InputError
+
+# Part of every fingerprint: raise it when the stored form or the way to it changes.
+VERSION = 1
+# Larger files are hashed once, and again when their size or time of change differs.
+_LARGE = 64 << 20
+_STALE_SECONDS = 24 * 3600
+
+
+def cache_folder(cache: str | Path | None) -> Path:
+    """The given folder, or $GDOD_CACHE, or ~/.cache/gdod."""
+    return Path(cache or os.environ.get("GDOD_CACHE") or "~/.cache/gdod").expanduser()
+
+
+def fingerprint(values: Mapping[str, Any]) -> str:
+    """A hash of plain values and of the version of the prepared form."""
+    text = json.dumps({"version": VERSION, **values}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_files(files: Iterable[Path], cache: Path) -> list[str]:
+    """The hash of each file's content."""
+    return [_hash(path, cache) for path in files]
+
+
+def _hash(path: Path, cache: Path) -> str:
+    try:
+        about = path.stat()
+        if about.st_size < _LARGE:
+            return _sha256(path)
+        key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())
+        memo = cache / "hashes" / key.hexdigest()
+        if memo.is_file():
+            return memo.read_text()
+        found = _sha256(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    # A file that changed just now may change again within the resolution of its time of change.
+    if time.time() - about.st_mtime > 2:
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(memo, found)
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def build_folder(target: Path, build: Callable[[Path], None]) -> None:
+    """Fills a folder beside ``target``, then puts it in its place.
+
+    If ``build`` fails, everything is as it was before. If another process was quicker, its folder stays:
+    the content has the same hash.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target.parent)
+    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
+    try:
+        build(work)
+        if target.exists() and not is_whole(target):
+            shutil.rmtree(target)
+        try:
+            os.rename(work, target)
+        except OSError:
+            if not is_whole(target):
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """What processes left behind that were killed."""
+    for path in folder.glob(".making-*"):
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # another process was quicker
+            continue
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all files are there in the size they were written in."""
+    try:
+        about = json.loads((folder / "about.json").read_text("utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in about["files"].items())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False

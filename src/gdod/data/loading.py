@@ -1,0 +1,221 @@
+"""From a file, or the name of a data set, to training data: prepared once, then taken from the cache."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gdod.data.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
+from gdod.data.dataset import Dataset
+from gdod.data.encoder import Encoder
+from gdod.data.files import find_files
+from gdod.data.inspection import inspect
+from gdod.data.part import MemoryPart, Part
+from gdod.data.prepared import examples
+from gdod.data.preparing import RawParts, part_file, prepare_into, row_bytes
+from gdod.data.read import columns_of
+from gdod.data.source import Source
+from gdod.data.sources import SOURCES
+from gdod.data.split import PARTS
+from gdod.data.stream import StreamPart
+from gdod.data.table import Table, file_table, frame_table
+from gdod.data.table_schema import TableSchema
+from gdod.errors import InputError
+
+# Larger parts are read from disk while they are used.
+MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class _Request:
+    name: str
+    fingerprint: str
+    read: Callable[[Path], RawParts]
+    """Reads the raw tables; the folder may keep copies of them for a while."""
+
+
+def load(
+    source: str | Path,
+    *,
+    schema: str | Path | TableSchema | None = None,
+    labels: Iterable[str] = (),
+    folder: str | Path | None = None,
+    cache: str | Path | None = None,
+    stream: bool | None = None,
+    **options: object,
+) -> Dataset:
+    """Training data from a table of your own, or from a data set with a name.
+
+        data = gdod.data.load("ads.csv", schema="ads.yaml")
+        data = gdod.data.load("census", folder="downloads/census")
+
+    The first time it is prepared and put into the cache; after that it is taken from there, until the
+    content of a file, the schema or an option changes.
+
+    Args:
+        source: a file, a folder of parts, a pattern such as "logs/*.csv.gz", or a name (see `SOURCES`).
+        schema: what the columns are: a YAML or TOML file, or a `TableSchema`. Without it, it is inferred
+            as `gdod data inspect` shows it.
+        labels: for an inferred schema, the columns to predict.
+        folder: where the files of a data set with a name are.
+        cache: the folder for prepared data. Default: $GDOD_CACHE or ~/.cache/gdod.
+        stream: read from disk while it is used instead of from memory. None: if it is large.
+        options: of a data set with a name.
+    """
+    prepared = prepare(source, schema=schema, labels=labels, folder=folder, cache=cache, **options)
+    return open_prepared(prepared, stream=stream)
+
+
+def prepare(
+    source: str | Path,
+    *,
+    schema: str | Path | TableSchema | None = None,
+    labels: Iterable[str] = (),
+    folder: str | Path | None = None,
+    cache: str | Path | None = None,
+    **options: object,
+) -> Path:
+    """The folder with the prepared data, made now if it is not in the cache. Arguments as for `load`."""
+    root = cache_folder(cache)
+    if schema is not None and not isinstance(schema, TableSchema):
+        schema = TableSchema.read(schema)
+    named = SOURCES.get(str(source))
+    if named is not None:
+        request = _named(named, schema, None if folder is None else Path(folder), options)
+    else:
+        if options:
+            raise InputError(f"the option {next(iter(options))!r} is unknown: {str(source)!r} is a table of your own")
+        request = _files(source, schema, tuple(labels), root, SOURCES)
+    target = root / "prepared" / request.fingerprint
+    if not is_whole(target):
+        build_folder(target, lambda work: _build(work, request))
+    return target
+
+
+def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
+    """The data set in a folder that `prepare` has made."""
+    about = read_about(folder)
+    encoder = Encoder.from_json(_read_json(folder, "encoder.json"))
+    if stream is None:
+        stream = sum(about["rows"].values()) * row_bytes(encoder) > MEMORY_BYTES
+    train, validation, test = (_part(folder / part_file(part), encoder, stream) for part in PARTS)
+    return Dataset(
+        name=about["name"],
+        schema=encoder.schema,
+        tasks=encoder.tasks,
+        train=train,
+        validation=validation,
+        test=test,
+        fingerprint=about["fingerprint"],
+        encoder=encoder,
+        notes=tuple(about["notes"]),
+    )
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What about.json says of prepared data: rows, missing values, label rates, notes."""
+    return _read_json(folder, "about.json")
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} holds no prepared data that can be read: {error}") from error
+    return found
+
+
+def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
+    try:
+        if stream:
+            part = StreamPart(path, encoder)
+            len(part)
+            return part
+        frame = pl.from_arrow(pq.read_table(path, use_threads=False))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} is damaged ({error}); remove {path.parent}, it will be made again") from error
+    assert isinstance(frame, pl.DataFrame)
+    return MemoryPart(examples(frame, encoder), tuple(encoder.table.labels))
+
+
+def _build(work: Path, request: _Request) -> None:
+    scratch = work / "raw"
+    scratch.mkdir()
+    raw = request.read(scratch)
+    prepare_into(work, request.name, request.fingerprint, raw)
+    rmtree(scratch)
+
+
+def _named(source: Source, schema: TableSchema | None, folder: Path | None, options: dict[str, object]) -> _Request:
+    def read(scratch: Path) -> RawParts:
+        found = source.read(folder, options)
+        table = schema or found.schema
+        tables = {"train": found.train, "test": found.test}
+        for part, frame in tables.items():
+            if frame is not None:
+                names = frame.collect_schema().names()
+                table.check_columns(names, f"the {part} table of {source.name}")
+        train = frame_table(found.train, source.name, table.needed, scratch / "train.parquet")
+        test = None if found.test is None else frame_table(found.test, f"{source.name} (test)", table.needed, scratch)
+        return RawParts(train, None, test, table, found.notes)
+
+    values = {
+        "source": source.name,
+        "input": source.fingerprint(folder, options),
+        "schema": None if schema is None else schema.to_json(),
+    }
+    return _Request(source.name, fingerprint(values), read)
+
+
+def _files(
+    source: str | Path, schema: TableSchema | None, labels: tuple[str, ...], cache: Path, names: Iterable[str]
+) -> _Request:
+    files = {"train": _found(source, names)}
+    if schema is None:
+        schema = inspect(source, labels=labels).schema()
+    elif labels:
+        raise InputError("labels=... is for a schema that is inferred; this one is given, so mark them there")
+    table = schema
+    base = Path(source) if Path(source).is_dir() else files["train"][0].parent
+    for part in ("validation", "test"):
+        given = getattr(table.split, part)
+        if isinstance(given, str):
+            files[part] = find_files(base / given)
+            files["train"] = tuple(path for path in files["train"] if path not in files[part])
+    if not files["train"]:
+        raise InputError(f"{source}: no file is left for training; `test` and `validation` take them all")
+    for paths in files.values():
+        table.check_columns(columns_of(paths, table.file), str(paths[0]))
+
+    def read(scratch: Path) -> RawParts:
+        def table_of(part: str) -> Table | None:
+            if part not in files:
+                return None
+            return file_table(files[part], table.file, table.needed, scratch / f"{part}.parquet")
+
+        train = table_of("train")
+        assert train is not None
+        return RawParts(train, table_of("validation"), table_of("test"), table)
+
+    values: dict[str, Any] = {
+        "files": {part: hash_files(paths, cache) for part, paths in files.items()},
+        # A text file's kind is in its name, not in its content.
+        "names": {part: [path.suffixes for path in paths] for part, paths in files.items()},
+        "schema": table.to_json(),
+    }
+    return _Request(Path(source).name, fingerprint(values), read)
+
+
+def _found(source: str | Path, names: Iterable[str]) -> tuple[Path, ...]:
+    try:
+        return find_files(source)
+    except InputError as error:
+        if "/" in str(source) or "." in str(source):
+            raise
+        raise InputError(f"{error}; data sets with a name: {', '.join(names)}") from None

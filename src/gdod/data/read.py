@@ -1,0 +1,161 @@
+"""Tables in files, read chunk by chunk in bounded memory."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from gdod.data.files import PARQUET, kind
+from gdod.data.table_schema import FileFormat, listed
+from gdod.data.values import Origin
+from gdod.errors import InputError
+
+_BLOCK_BYTES = 4 << 20
+_CHUNK_ROWS = 65_536
+_ROW = re.compile(r"Row #(\d+): ")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of a table, and where they stand."""
+
+    frame: pl.DataFrame
+    origin: Origin
+
+
+def columns_of(files: Sequence[Path], format: FileFormat) -> tuple[str, ...]:
+    """The names of the columns, which must be the same in all files."""
+    first: tuple[str, ...] | None = None
+    for path in files:
+        names = _names(path, format)
+        repeated = [name for name, times in Counter(names).items() if times > 1]
+        if repeated:
+            raise InputError(f"{path}: more than one column has the name {listed(repeated)}; names must differ")
+        if first is None:
+            first = names
+        elif set(names) != set(first):
+            differ = sorted(set(names) ^ set(first))
+            raise InputError(f"{path} has other columns than {files[0]}: they differ in {listed(differ)}")
+    assert first is not None
+    return first
+
+
+def read_chunks(files: Sequence[Path], format: FileFormat, columns: Sequence[str]) -> Iterator[Chunk]:
+    """All rows of some columns, file after file. Text files give text, nothing is guessed."""
+    for path in files:
+        yield from _parquet(path, columns) if kind(path) in PARQUET else _text(path, format, columns)
+
+
+def _names(path: Path, format: FileFormat) -> tuple[str, ...]:
+    if kind(path) in PARQUET:
+        with _explained(path):
+            return tuple(pq.read_schema(path).names)
+    if format.header is not None:
+        return format.header
+    with _explained(path), _open(path, format, ()) as reader:
+        return tuple(reader.schema.names)
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
+    row = 1
+    with _explained(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_CHUNK_ROWS, columns=list(columns), use_threads=False):
+            frame = pl.from_arrow(batch)
+            assert isinstance(frame, pl.DataFrame)
+            yield Chunk(frame.select(columns), Origin(path.name, row))
+            row += batch.num_rows
+
+
+def _text(path: Path, format: FileFormat, columns: Sequence[str]) -> Iterator[Chunk]:
+    line = 1 if format.header is not None else 2
+    with _explained(path), _open(path, format, columns) as reader:
+        for batch in reader:
+            if not batch.num_rows:
+                continue
+            frame = pl.from_arrow(batch)
+            assert isinstance(frame, pl.DataFrame)
+            yield Chunk(frame, Origin(path.name, line, "line"))
+            line += batch.num_rows
+
+
+def _open(path: Path, format: FileFormat, columns: Sequence[str]) -> csv.CSVStreamingReader:
+    # What starts a UTF-16 file: bytes of text they are not, and the parser would not say so.
+    with pa.input_stream(str(path)) as stream:
+        start = stream.read(4)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in format.encoding:
+        raise InputError(f"{path} is written in UTF-16; say so in the schema, `file: {{encoding: utf-16}}`")
+    names = format.header or columns
+    return csv.open_csv(
+        pa.input_stream(str(path)),
+        read_options=csv.ReadOptions(
+            block_size=_BLOCK_BYTES,
+            use_threads=False,
+            encoding=format.encoding,
+            column_names=None if format.header is None else list(format.header),
+        ),
+        parse_options=csv.ParseOptions(
+            delimiter=format.separator or separator(path, format.encoding),
+            quote_char=format.quote or False,
+            escape_char=format.escape or False,
+            newlines_in_values=True,
+        ),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=list(columns),
+            strings_can_be_null=False,
+        ),
+    )
+
+
+def separator(path: Path, encoding: str) -> str:
+    """A tab for .tsv, otherwise the sign that the first line has most of."""
+    if kind(path) == ".tsv":
+        return "\t"
+    with _explained(path), pa.input_stream(str(path)) as stream:
+        head = stream.read(1 << 16).decode(encoding, errors="replace").split("\n", 1)[0]
+    best = max(",;\t|", key=head.count)
+    return best if head.count(best) else ","
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """One message for whatever the readers raise, with the file and the line."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not in the encoding that was expected: {error}; {_ENCODING}") from error
+    except LookupError as error:
+        raise InputError(f"{path}: {error}") from error
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(_said(path, str(error))) from error
+
+
+_ENCODING = "if it is, say, Windows or Latin text, write `file: {encoding: latin-1}` in the schema"
+
+
+def _said(path: Path, error: str) -> str:
+    error = error.splitlines()[0] if error else "unknown error"
+    row = _ROW.search(error)
+    where = f"{path}, line {row.group(1)}" if row else str(path)
+    if "invalid UTF8" in error:
+        return f"{where}: not UTF-8; {_ENCODING}"
+    if "Expected" in error and "columns, got" in error:
+        return f"{where}: {error[error.index('Expected') :]}; the file is damaged or its separator is another one"
+    if "Empty CSV" in error:
+        return f"{path} is empty; expected a line of column names and rows below it"
+    if "straddl" in error:
+        return f"{path}: a row is longer than {_BLOCK_BYTES >> 20} MB; is a quotation mark never closed?"
+    if "Truncated" in error or "magic bytes not found" in error or "footer" in error:
+        return f"{path} is cut off or damaged ({error}); fetch it again"
+    return f"{path} is damaged or not of the kind its name says: {error}"

@@ -1,0 +1,179 @@
+"""Which row belongs to which part: at random, by time or by group."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gdod.data.table import Table
+from gdod.data.table_schema import Split
+from gdod.data.values import Origin, numbers, refuse, text
+from gdod.data.vocabulary import Vocabulary
+from gdod.errors import InputError
+
+PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
+Parts = NDArray[np.uint8]
+
+_BLOCK = 65_536
+
+
+def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Parts:
+    """[n], the part of each row. One byte a row, so that tables larger than memory can be split.
+
+    Args:
+        test: share of all rows.
+        validation: share of the rows that test leaves.
+    """
+    if not test and not validation:
+        return np.zeros(table.rows, np.uint8)
+    if split.by == "time":
+        return _by_time(table, split, missing, test, validation)
+    if split.by == "group":
+        return _by_group(table, split, missing, test, validation)
+    return _at_random(table.rows, split.seed, test, validation)
+
+
+def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
+    """Exactly the wanted numbers of rows, each choice of rows equally likely.
+
+    Goes block by block, drawing first how many test and validation rows fall into the block: a
+    permutation of all rows would take eight bytes a row.
+    """
+    left = _sizes(rows, test, validation)  # of each part, still to be placed
+    draw = np.random.default_rng([seed, 0x5917])
+    parts = np.empty(rows, np.uint8)
+    for first in range(0, rows, _BLOCK):
+        size = min(_BLOCK, rows - first)
+        here = draw.multivariate_hypergeometric(left, size, method="marginals")
+        left = left - here
+        parts[first : first + size] = draw.permutation(np.repeat(np.arange(3, dtype=np.uint8), here))
+    return parts
+
+
+def _sizes(rows: int, test: float, validation: float) -> NDArray[np.int64]:
+    tests = round(rows * test)
+    validations = round((rows - tests) * validation)
+    return np.array([rows - tests - validations, validations, tests])
+
+
+def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Parts:
+    """The latest rows. Rows of the same time stay together; rows without a time are trained on."""
+    column = str(split.column)
+
+    def times(values: pl.Series, origin: Origin) -> pl.Series:
+        return _times(values, split.format, missing, origin)
+
+    counts = _count(table, column, times).drop_nulls().sort("value", descending=True)
+    if counts.is_empty():
+        raise InputError(f"split by time: column {column!r} is missing in every row")
+    parts = _fill(counts["count"].to_numpy(), test, validation)  # by time
+    # From which time on a row is test, or validation; +inf if there is none.
+    bounds = [_first(counts["value"].to_numpy(), parts, part) for part in (TEST, VALIDATION)]
+
+    def place(values: pl.Series, origin: Origin) -> Parts:
+        found = times(values, origin).fill_null(-np.inf).to_numpy()
+        later = np.where(found >= bounds[1], VALIDATION, TRAIN)
+        return np.where(found >= bounds[0], TEST, later).astype(np.uint8)
+
+    return _place(table, column, place)
+
+
+def _first(times: NDArray[np.float64], parts: Parts, part: int) -> float:
+    return float(times[parts == part].min(initial=np.inf))
+
+
+def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Parts:
+    """All rows of a group in one part. Rows without a group are one group."""
+    column = str(split.column)
+
+    def groups(values: pl.Series, origin: Origin) -> pl.Series:
+        return text(values, missing).fill_null("")
+
+    counts = _count(table, column, groups).sort("value")
+    shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
+    parts = np.empty(len(counts), np.uint8)
+    parts[shuffled] = _fill(counts["count"].to_numpy()[shuffled], test, validation)
+    names = Vocabulary(counts["value"])
+
+    def place(values: pl.Series, origin: Origin) -> Parts:
+        return np.asarray(parts[names.ids(groups(values, origin)) - 1], np.uint8)
+
+    return _place(table, column, place)
+
+
+def _fill(counts: NDArray[np.uint64], test: float, validation: float) -> Parts:
+    """Parts of bunches of rows in order: test until it is full, then validation, the rest train.
+
+    A bunch goes where its middle lies, so that a part is as near to its share as bunches allow; a share
+    above zero gets at least one bunch.
+    """
+    counts = counts.astype(np.int64)
+    middles = counts.cumsum() - counts / 2
+    _, validations, tests = _sizes(int(counts.sum()), test, validation)
+    parts = np.full(len(counts), TRAIN, np.uint8)
+    parts[middles < tests + validations] = VALIDATION
+    parts[middles < tests] = TEST
+    at = 0
+    for part, share in ((TEST, test), (VALIDATION, validation)):
+        if share and at < len(parts) and not (parts == part).any():
+            parts[at] = part
+        at += int((parts == part).sum())
+    return parts
+
+
+def _count(table: Table, column: str, read: Callable[[pl.Series, Origin], pl.Series]) -> pl.DataFrame:
+    """How often each value occurs."""
+    counted: list[pl.DataFrame] = []
+    for chunk in table.chunks([column]):
+        values = read(chunk.frame[column], chunk.origin).rename("value")
+        counted.append(values.value_counts(name="count").with_columns(pl.col("count").cast(pl.UInt64)))
+        if len(counted) > 16:
+            counted = [_merged(counted)]
+    return _merged(counted)
+
+
+def _merged(counts: list[pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(counts).group_by("value").agg(pl.col("count").sum())
+
+
+def _place(table: Table, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
+    parts = np.empty(table.rows, np.uint8)
+    first = 0
+    for chunk in table.chunks([column]):
+        parts[first : first + len(chunk.frame)] = place(chunk.frame[column], chunk.origin)
+        first += len(chunk.frame)
+    return parts
+
+
+def _times(column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+    """Times as float64: as they are if they are numbers, otherwise microseconds."""
+    if column.dtype.is_temporal():
+        return column.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
+    if column.dtype.is_numeric():
+        return numbers(column, missing, origin)
+    written = text(column, missing)
+    if format is None:
+        plain = written.cast(pl.Float64, strict=False)
+        if not (plain.is_null() & written.is_not_null()).any():
+            return plain
+    found = _dates(written, format)
+    expected = f"expected a time in the format {format!r}" if format else "expected a number or an ISO date"
+    refuse(found.is_null() & written.is_not_null(), column, origin, f"{expected}; see `format` of the split")
+    return found.cast(pl.Int64).cast(pl.Float64)
+
+
+def _dates(written: pl.Series, format: str | None) -> pl.Series:
+    if format is not None:
+        with_time = any(sign in format for sign in ("%H", "%I", "%T", "%M", "%s"))
+        if with_time:
+            return written.str.strptime(pl.Datetime("us"), format, strict=False)
+        return written.str.strptime(pl.Date, format, strict=False).cast(pl.Datetime("us"))
+    forms = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M")
+    written = written.str.strip_suffix("Z")
+    found = written.str.strptime(pl.Date, "%Y-%m-%d", strict=False).cast(pl.Datetime("us"))
+    for form in forms:
+        found = found.fill_null(written.str.strptime(pl.Datetime("us"), form, strict=False))
+    return found

@@ -1,0 +1,101 @@
+"""A part that is read from disk while it is used, in memory that does not grow with its size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from gdod.data.encoder import Encoder
+from gdod.data.part import Examples, Minibatch, check_position, cut, generator
+from gdod.data.prepared import examples
+from gdod.methods.checks import check_positive
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """Row groups in random order, ``window`` of them at a time in memory, where their rows are mixed.
+
+    The training part is stored in random order already, so rows that meet in a batch are as good as
+    drawn from all of it.
+    """
+
+    path: Path
+    encoder: Encoder
+    window: int = 16
+
+    @cached_property
+    def _groups(self) -> NDArray[np.int64]:
+        """[R], rows in each row group."""
+        about = pq.read_metadata(self.path)
+        return np.array([about.row_group(at).num_rows for at in range(about.num_row_groups)], np.int64)
+
+    def __len__(self) -> int:
+        return int(self._groups.sum())
+
+    def steps(self, size: int, *, ranks: int = 1) -> int:
+        check_positive("size", size)
+        return -(-len(self) // size)
+
+    def batches(
+        self,
+        size: int,
+        *,
+        seed: int | None = None,
+        epoch: int = 0,
+        start: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Iterator[Minibatch]:
+        check_position(size, start, rank, ranks)
+        order = np.arange(len(self._groups))
+        if seed is not None:
+            order = torch.randperm(len(order), generator=generator(seed, epoch)).numpy()
+        return self._batches(size, order, None if seed is None else (seed, epoch), start, rank, ranks)
+
+    def _batches(
+        self, size: int, order: NDArray[np.int64], mix: tuple[int, int] | None, start: int, rank: int, ranks: int
+    ) -> Iterator[Minibatch]:
+        tasks, skip = tuple(self.encoder.table.labels), start * size
+        rest: Examples | None = None  # less than a batch, for the next window
+        with pq.ParquetFile(self.path) as file:
+            for at in range(0, len(order), self.window):
+                groups = order[at : at + self.window]
+                rows = int(self._groups[groups].sum())
+                if rows <= skip:  # before the start: not even read
+                    skip -= rows
+                    continue
+                block = self._read(file, groups)
+                if mix is not None:
+                    block = block.take(torch.randperm(rows, generator=generator(*mix, 1 + at)))
+                block, skip = block.slice(skip, rows), 0
+                if rest is not None:
+                    block = _joined(rest, block)
+                full = block.size // size * size
+                yield from cut(block.slice(0, full), tasks, size, rank, ranks)
+                rest = block.slice(full, block.size)
+        if rest is not None:
+            yield from cut(rest, tasks, size, rank, ranks)
+
+    def _read(self, file: pq.ParquetFile, groups: NDArray[np.int64]) -> Examples:
+        frame = pl.from_arrow(file.read_row_groups(groups.tolist(), use_threads=False))
+        assert isinstance(frame, pl.DataFrame)
+        return examples(frame, self.encoder)
+
+
+def _joined(first: Examples, second: Examples) -> Examples:
+    weights = None
+    if first.weights is not None and second.weights is not None:
+        weights = torch.cat([first.weights, second.weights])
+    return Examples(
+        torch.cat([first.categorical, second.categorical]),
+        torch.cat([first.numeric, second.numeric]),
+        tuple(torch.cat(pair) for pair in zip(first.sequences, second.sequences, strict=True)),
+        torch.cat([first.labels, second.labels], 1),
+        weights,
+    )

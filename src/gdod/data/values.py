@@ -1,0 +1,77 @@
+"""From the cells of a table to text and numbers, with null for "no value"."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gdod.errors import InputError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where some rows come from, for messages."""
+
+    where: str = "the table"
+    first: int = 1
+    """Number of the first row."""
+    unit: str = "row"
+    """In text files "line": rows are counted with the header, as an editor does."""
+    rows: NDArray[np.int64] | None = None
+    """For each row its place after ``first``; None: one after the other."""
+
+    def row(self, at: int) -> str:
+        return f"{self.where}, {self.unit} {self.first + (at if self.rows is None else int(self.rows[at]))}"
+
+    def of(self, rows: NDArray[np.int64]) -> "Origin":
+        """Of some of the rows only."""
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+
+def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+    """Values as text, without spaces around them; null where there is none.
+
+    A whole number is written the same whether a file or a program held it as 1, "1" or 1.0.
+    """
+    kind = column.dtype
+    if kind == pl.Boolean or kind.is_integer() or kind.is_temporal():
+        return column.cast(pl.String)
+    if kind.is_float():
+        whole = (column == column.floor()) & (column.abs() < 2**53)
+        as_text = pl.select(
+            pl.when(whole).then(column.cast(pl.Int64, strict=False).cast(pl.String)).otherwise(column.cast(pl.String))
+        ).to_series()
+        return as_text.set(~column.is_finite(), None).rename(column.name)
+    if kind.is_nested() or kind == pl.Binary or kind == pl.Object:
+        raise InputError(f"column {column.name!r} holds {kind}; expected text or numbers, or type: sequence for lists")
+    values = column.cast(pl.String).str.strip_chars()
+    # Only columns of numbers have such values, so look at the end first: it is much cheaper.
+    if values.str.ends_with(".0").any():
+        values = values.str.replace(r"^(-?\d+)\.0$", "$1")
+    return values.set(values.is_in(list(missing)), None)
+
+
+def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+    """Values as float64, null where there is none or it is nan; what is no number is refused."""
+    kind = column.dtype
+    if kind.is_nested() or kind.is_temporal() or kind in (pl.Binary, pl.Object):
+        raise InputError(f"column {column.name!r} of {origin.where} holds {kind}; expected numbers")
+    if kind == pl.Boolean or kind.is_numeric() or kind == pl.Null:
+        found = column.cast(pl.Float64)
+    else:
+        written = text(column, missing)
+        found = written.cast(pl.Float64, strict=False)
+        refuse(found.is_null() & written.is_not_null(), column, origin, "expected a number")
+    return found.fill_nan(None)
+
+
+def refuse(wrong: pl.Series, column: pl.Series, origin: Origin, expected: str) -> None:
+    """Raises for the first row that is wrong."""
+    if not wrong.any():
+        return
+    at = wrong.arg_max()
+    assert at is not None
+    more = int(wrong.sum()) - 1
+    others = f" (and {more:,} more such rows)" if more else ""
+    raise InputError(f"{origin.row(at)}: column {column.name!r} is {column[at]!r}; {expected}{others}")

@@ -1,0 +1,95 @@
+"""Which rows go where: no row lost or twice, none of a user in two parts, none from the future."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.data.tables import clicks, schema, write
+
+from gdod import InputError
+from gdod.data import load
+from gdod.data.split import TEST, TRAIN, VALIDATION, assign
+from gdod.data.table import FrameTable
+from gdod.data.table_schema import MISSING, Split
+
+
+def parts(frame: pl.DataFrame, test: float = 0.2, validation: float = 0.1, **split: object) -> np.ndarray:
+    return assign(FrameTable(frame, "t"), Split(**split), MISSING, test=test, validation=validation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [10, 1000, 200_001])
+def test_random_shares_are_exact(rows: int) -> None:
+    found = parts(pl.DataFrame({"x": np.zeros(rows)}))
+    tests = round(0.2 * rows)
+    validations = round((rows - tests) * 0.1)
+    assert np.bincount(found, minlength=3).tolist() == [rows - tests - validations, validations, tests]
+
+
+def test_random_depends_on_the_seed_alone() -> None:
+    frame = pl.DataFrame({"x": np.zeros(150_000)})
+    first = parts(frame, seed=1)
+    assert (first == parts(frame, seed=1)).all()
+    assert (first != parts(frame, seed=2)).mean() > 0.2
+    # Test rows lie everywhere, also across the blocks that are drawn one after the other.
+    shares = [(piece == TEST).mean() for piece in np.array_split(first, 10)]
+    assert max(shares) - min(shares) < 0.03
+
+
+def test_a_group_is_in_one_part() -> None:
+    frame = clicks(3000)
+    found = parts(frame, by="group", column="user")
+    together = frame.with_columns(part=pl.Series(found)).group_by("user").agg(pl.col("part").n_unique())
+    assert together["part"].max() == 1
+    shares = np.bincount(found, minlength=3) / 3000
+    assert shares == pytest.approx([0.72, 0.08, 0.2], abs=0.04)
+    assert (found != parts(frame, by="group", column="user", seed=5)).any()
+
+
+@pytest.mark.parametrize("kind", ["text", "date", "number", "written", "moment"])
+def test_later_rows_are_test_then_validation(kind: str) -> None:
+    days = pl.Series("day", [f"2024-03-{1 + at % 30:02d}" for at in range(900)])
+    split = {"by": "time", "column": "day"}
+    if kind == "date":
+        days = days.str.to_date()
+    elif kind == "number":
+        days = days.str.slice(8).cast(pl.Int64)
+    elif kind == "written":
+        days = days.str.to_date().dt.strftime("%d/%m/%Y")
+        split["format"] = "%d/%m/%Y"
+    elif kind == "moment":
+        days = days + "T01:02:03.5Z"
+    found = parts(pl.DataFrame({"day": days}), **split)
+    number = np.array([at % 30 for at in range(900)])
+    assert number[found == TRAIN].max() < number[found == VALIDATION].min()
+    assert number[found == VALIDATION].max() < number[found == TEST].min()
+    assert np.bincount(found).tolist() == [660, 60, 180]
+
+
+def test_rows_without_a_time_are_trained_on_and_bad_times_refused() -> None:
+    days = [f"2024-03-{1 + at % 30:02d}" for at in range(60)]
+    found = parts(pl.DataFrame({"day": [*days, None, "NA"]}), by="time", column="day")
+    assert found[-2:].tolist() == [TRAIN, TRAIN]
+    with pytest.raises(InputError, match=r"row 61: column 'day' is 'soon'; expected a number or an ISO date"):
+        parts(pl.DataFrame({"day": [*days, "soon"]}), by="time", column="day")
+    with pytest.raises(InputError, match="missing in every row"):
+        parts(pl.DataFrame({"day": [None, None]}, schema={"day": pl.String}), by="time", column="day")
+
+
+def test_given_files(tmp_path: Path) -> None:
+    table = clicks()
+    path = write(tmp_path, table[:400], "train.csv")
+    write(tmp_path, table[400:450], "valid.csv")
+    write(tmp_path, table[450:], "test.csv")
+    given = load(path, schema=schema({"by": "files", "validation": "valid.csv", "test": "test.csv"}), cache=tmp_path)
+    assert [len(part) for part in (given.train, given.validation, given.test)] == [400, 50, 150]
+    cut = load(path, schema=schema({"by": "files", "validation": 0.25, "test": "test.csv"}), cache=tmp_path)
+    assert [len(part) for part in (cut.train, cut.validation, cut.test)] == [300, 100, 150]
+
+
+def test_files_of_the_same_folder_are_not_trained_on(tmp_path: Path) -> None:
+    table = clicks()
+    for name, rows in (("a.csv", table[:200]), ("b.csv", table[200:400]), ("test.csv", table[400:])):
+        write(tmp_path / "d", rows, name)
+    data = load(tmp_path / "d", schema=schema({"by": "files", "validation": 0, "test": "test.csv"}), cache=tmp_path)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [400, 0, 200]
