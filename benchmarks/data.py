@@ -192,7 +192,7 @@ def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float)
 def main(
     rows: Annotated[int, typer.Option(min=0, help="Rows of the table that fits in memory.")] = 1_000_000,
     large: Annotated[int, typer.Option(min=0, help="Rows of the table that does not.")] = 20_000_000,
-    allowance: Annotated[int, typer.Option(min=1, help="MB that the large one may take beyond a small one.")] = 400,
+    allowance: Annotated[int, typer.Option(min=1, help="MB that the large one may take beyond a small one.")] = 500,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each rate of batches.")] = 5.0,
     out: Annotated[Path, typer.Option(help="Folder for data.json and data.md.")] = RESULTS,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,

@@ -17,7 +17,7 @@ from gdod.rows.workspace import zeros_for
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
 # Numbers in the matrix of all rows on all ids of a batch up to which it is simply made.
-_MERGE_ALL = 2**18
+_MERGE_ALL = 2**19
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class Tables(Block):
         self.ids, self.rows = _joined(ids), offset  # [E]
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         self.values = _joined([entries.values(cotangent) for _, entries, cotangent in uses], 1)  # [K, E, d]
+        self.merged: Tensor | None = None  # rows of small tables, once they are made [N, rows * d]
 
     @property
     def like(self) -> Tensor:
@@ -132,8 +133,11 @@ class Tables(Block):
         values = self.values.double() if precise else self.values
         if only is not None:
             values = values * self._belongs_to(only).unsqueeze(1)
-        if self.rows <= self.ids.shape[0]:  # small tables: their rows are looked up again and again
-            return sum_of_products(self._merged(values, self.ids, self.group, self.rows))
+        if self._is_small:
+            merged = list(self._merged(values, self.ids, self.group, self.rows))
+            if not precise and only is None and len(merged) == 1:
+                self.merged = merged[0]
+            return sum_of_products(merged)
         distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
         if self.groups * self.tasks * distinct.shape[0] * values.shape[2] <= _MERGE_ALL:
             return sum_of_products(self._merged(values, number, self.group, distinct.shape[0]))
@@ -145,6 +149,11 @@ class Tables(Block):
             number = repeated.cumsum(0).sub_(1)[number[at]]  # of an id among the repeated ones
             gram += sum_of_products(self._merged(values[:, at], number, self.group[at], int(repeated.sum())))
         return gram
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether rows of the tables are looked up again and again."""
+        return self.rows <= self.ids.shape[0]
 
     def _of_single(self, values: Tensor) -> Tensor:
         """The Gram matrix of entries each of which meets only itself: nothing between groups."""
@@ -163,24 +172,31 @@ class Tables(Block):
 
     def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
         """Rows on numbered ids, some ids at a time. [N, ids * d]"""
-        rows, width = self.groups * self.tasks, values.shape[-1]
-        step = max(1, _SHARED_CHUNK // (rows * width))
-        tasks = torch.arange(self.tasks, device=values.device).unsqueeze(1)
+        groups, (tasks, _, width) = self.groups, values.shape
+        step = max(1, _SHARED_CHUNK // (groups * tasks * width))
+        # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
+        entries = values.transpose(0, 1).reshape(-1, tasks * width)  # [E, K * d]
         for first in range(0, ids, step):
             count = min(step, ids - first)
+            some, its_number, its_group = entries, number, group
             if count < ids:
                 inside = (number >= first) & (number < first + count)
-                some, its_number, its_group = values[:, inside], number[inside] - first, group[inside]
-            else:
-                some, its_number, its_group = values, number, group
-            place = torch.add(its_number, its_group, alpha=self.tasks * count)  # [E]
-            merged = values.new_zeros(rows * count, width)
-            merged.index_add_(0, torch.add(place, tasks, alpha=count).view(-1), some.reshape(-1, width))
-            yield merged.view(rows, count * width)
+                some, its_number, its_group = entries[inside], number[inside] - first, group[inside]
+            merged = values.new_zeros(groups * count, tasks * width)
+            merged.index_add_(0, torch.add(its_number, its_group, alpha=count), some)
+            merged = merged.view(groups, count, tasks, width).transpose(1, 2)
+            yield merged.reshape(groups * tasks, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        weights = weights.view(self.groups, self.tasks)[self.group]  # [E, K]
-        summed = torch.bmm(weights.unsqueeze(1), self.values.transpose(0, 1)).squeeze(1)  # [E, d]
+        if self.merged is not None and not any(sparse for _, sparse in self.tables):
+            grads = (weights @ self.merged).view(self.rows, -1).split([len(table) for table, _ in self.tables])
+            return [(table, grad.to(table.dtype)) for (table, _), grad in zip(self.tables, grads, strict=True)]
+        weights = weights.view(self.groups, self.tasks).T[:, self.group]  # [K, E]
+        summed = (weights.unsqueeze(2) * self.values).sum(0)  # [E, d]
+        return self._spread(summed)
+
+    def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """From the gradient of each entry [E, d] to the tables'."""
         grads, first = [], 0
         parts: dict[int, list[tuple[Entries, Tensor]]] = {}
         for number, entries in self.uses:
