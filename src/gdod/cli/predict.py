@@ -1,0 +1,108 @@
+"""`gdod predict` and `gdod evaluate`: what a trained model says about a table, and how right it is."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdod.cli.train import explained, table
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that gdod train wrote.")]
+TableFile = Annotated[
+    str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file, a folder of them or a pattern.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch.")]
+Batch = Annotated[int, typer.Option(min=1, help="Rows that go through the model at once.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Weights = Annotated[str, typer.Option(help="Which checkpoint: best (on validation) or last.")]
+
+PREDICT_EXAMPLES = """
+Examples:
+
+  gdod predict runs/clicks new.csv --out scores.csv
+
+  gdod predict runs/clicks new.parquet --out scores.parquet --keep user --keep item
+"""
+EVALUATE_EXAMPLES = """
+Examples:
+
+  gdod evaluate runs/clicks labelled.csv
+
+  gdod evaluate runs/clicks labelled.parquet --json
+"""
+
+
+def predict(
+    run: RunFolder,
+    data: TableFile,
+    out: Annotated[Path, typer.Option(help="Where predictions go: .csv, .tsv or .parquet.")],
+    keep: Annotated[list[str] | None, typer.Option(help="A column of the table to copy, e.g. an id.")] = None,
+    weights: Weights = "best",
+    batch: Batch = 8192,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a table with one probability a task for each row of a table, in its order.
+
+    Values never seen in training count as unknown and columns that are not there as missing, as in training.
+    """
+    with explained():
+        import torch
+        from rich.console import Console
+
+        from gdod.training import load_run
+        from gdod.training.predict import predict_file
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        console = Console(stderr=True)
+        loaded = load_run(run, weights=weights, device=device)
+        if console.is_terminal:
+            with console.status("predicting") as status:
+                found = predict_file(
+                    loaded, data, out, keep=keep or (), batch=batch, told=lambda rows: status.update(f"{rows:,} rows")
+                )
+        else:
+            found = predict_file(loaded, data, out, keep=keep or (), batch=batch)
+        for note in found.notes:
+            typer.echo(f"gdod: {note}", err=True)
+        if as_json:
+            about = {"out": str(out), "rows": found.rows, "columns": found.columns, "notes": found.notes}
+            typer.echo(json.dumps(about, indent=2))
+        else:
+            typer.echo(f"{found.rows:,} rows in {out}")
+
+
+def evaluate(
+    run: RunFolder,
+    data: TableFile,
+    weights: Weights = "best",
+    batch: Batch = 8192,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell how good a run's model is on a table with labels."""
+    with explained():
+        import torch
+        from rich.console import Console
+
+        from gdod.training import load_run
+        from gdod.training.predict import evaluate_file
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        found = evaluate_file(load_run(run, weights=weights, device=device), data, batch=batch)
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        for note in found["notes"]:
+            typer.echo(f"gdod: {note}", err=True)
+        console = Console()
+        console.print(table({"table": found}))
+        for task, metrics in found["tasks"].items():
+            if "note" in metrics:
+                typer.echo(f"{task}: {metrics['note']}")

@@ -1,0 +1,387 @@
+"""The training loop: steps, evaluations, checkpoints, from any step to the end, the same way every time.
+
+Everything that decides what comes next is in the weights, the optimizer, the method, torch's random
+numbers and `State`, all of which a checkpoint holds. So a run that was killed and goes on from its last
+checkpoint repeats what was lost, bit for bit. Only times differ.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from math import isnan, nan
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import gdod
+from gdod.errors import InputError
+from gdod.info import Info
+from gdod.models import Model
+from gdod.training import checkpoint
+from gdod.training.config import TrainConfig
+from gdod.training.evaluation import Metrics, goodness, score
+from gdod.training.losses import any_losses, binary_labels, binary_losses
+from gdod.training.optimizers import Optimizers
+from gdod.training.progress import Progress
+from gdod.training.record import Record
+from gdod.training.schedule import share
+from gdod.training.seeds import seed_for
+from gdod.training.stops import Interrupted, Interruption, NonFiniteError
+
+if TYPE_CHECKING:
+    from gdod.data.dataset import Dataset
+    from gdod.data.part import Minibatch
+    from gdod.training.run import Folder
+
+_SKIPS = 100  # steps in a row; after so many the weights themselves are the matter
+_TIMES = 20_000  # of how many of the last steps the median time is taken
+
+
+@dataclass
+class State:
+    """Where a run is, besides its weights."""
+
+    step: int = 0  # steps made
+    seconds: float = 0.0  # spent in them
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    evaluated: int = -1  # the step after which the last evaluation was
+    waited: int = 0  # evaluations since the best
+    best_step: int = -1
+    best_value: float | None = None
+    best: Metrics | None = None
+    recorded: int = 0  # bytes of metrics.jsonl
+    losses: list[list[float]] = field(default_factory=list)  # of each task in the steps since the last log time
+
+
+class Trainer:
+    """A model in training on the data.
+
+    Args:
+        rank: the number of this process and ``ranks`` how many there are; each trains on its share of
+            every batch. Only rank 0 writes.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: "Dataset",
+        model: Model,
+        method: gdod.Method,
+        folder: "Folder",
+        *,
+        device: torch.device,
+        progress: Progress,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.config, self.dataset, self.model, self.method = config, dataset, model.to(device), method
+        self.folder, self.device, self.progress, self.rank, self.ranks = folder, device, progress, rank, ranks
+        self.optimizers = Optimizers(model, config.optimizer)
+        self.order = seed_for("order", config.seed)
+        self.epoch_steps = dataset.train.steps(config.batch, ranks=ranks)
+        self.total = config.steps or max(1, round((config.epochs or 1) * self.epoch_steps))
+        self.task_weights = _task_weights(config.task_weights, model)
+        self.state = State()
+        self.lr = config.optimizer.lr
+        self.times: deque[float] = deque(maxlen=_TIMES)
+        self._recent: list[Callable[[], Tensor]] = []  # mean losses not worked out yet
+        self._saved_at = time.monotonic()
+        self._saved_step: int | None = None
+
+    def go_on(self, content: Mapping[str, Any]) -> None:
+        """Takes up a run where a checkpoint left it."""
+        self.model.load_state_dict(content["model"])
+        self.optimizers.load_state(content["optimizers"])
+        self.method.load_state_dict(content["method"])
+        self.state = State(**content["state"])
+        checkpoint.set_random_state(content["random"], self.device)
+        self._saved_step = self.state.step
+
+    def run(self, record: Record) -> str:
+        """Trains to the end. Returns "finished", or "early" if it was stopped for want of progress."""
+        if self._saved_step is None:
+            torch.manual_seed(seed_for("torch", self.config.seed))
+        self.record = record
+        self.model.train()
+        batches = self._batches()
+        with Interruption() as interruption:
+            while True:
+                if self._evaluation_due() and not self._evaluate(interruption):
+                    self._interrupt(interruption)
+                if self._out_of_patience():
+                    return "early"
+                if self.state.step >= self.total:
+                    return "finished"
+                self._train(batches, interruption)
+                if interruption:
+                    self._interrupt(interruption)
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Median time of a step."""
+        return 1e3 * median(self.times) if self.times else None
+
+    # Training
+
+    def _train(self, batches: "Iterator[Minibatch]", interruption: Interruption) -> None:
+        """Steps until something else is due."""
+        state, config = self.state, self.config
+        while state.step < self.total:
+            start = time.perf_counter()
+            minibatch = next(batches)
+            step = state.step + 1
+            logs = step % config.log_every == 0 or step == self.total
+            info = self._step(minibatch, step, conflict=logs and self._records_conflict(step))
+            state.step = step
+            took = time.perf_counter() - start
+            state.seconds += took
+            self.times.append(took)
+            if logs:
+                self._log(info)
+            if interruption or self._evaluation_due():
+                break
+            if self._checkpoint_due(logs):
+                self.save()
+
+    def _batches(self) -> "Iterator[Minibatch]":
+        """From where the run is, epoch after epoch."""
+        epoch, start = divmod(self.state.step, self.epoch_steps)
+        while True:
+            yield from self.dataset.train.batches(
+                self.config.batch, seed=self.order, epoch=epoch, start=start, rank=self.rank, ranks=self.ranks
+            )
+            epoch, start = epoch + 1, 0
+
+    def _step(self, minibatch: "Minibatch", step: int, conflict: bool) -> Info | None:
+        """One update; None if it was skipped."""
+        optimizers = self.optimizers
+        self.lr = optimizers.set_share(share(self.config.schedule, step - 1, self.total))
+        optimizers.zero_grad()
+        losses, mask = self._losses(minibatch)
+        try:
+            info = gdod.backward(
+                losses, self.method, mask=mask, task_weights=self.task_weights, diagnose=conflict and len(losses) > 1
+            )
+            penalty = self.model.penalty()
+            if penalty is not None:
+                penalty.backward()
+            self._check_gradient()
+        except (InputError, _NotFinite) as error:
+            self._refuse(step, losses, error)
+            return None
+        optimizers.step()
+        self.state.skipped_in_a_row = 0
+        self._recent.append(info.mean_losses)
+        return info
+
+    def _losses(self, minibatch: "Minibatch") -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        batch, labels, weights = minibatch
+        weights = weights if self.config.sample_weights else None
+        binary = binary_labels(labels, self.model.tasks)
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+            labels = {name: label.to(self.device) for name, label in labels.items()} if binary is None else {}
+            binary = None if binary is None else binary.to(self.device)
+            weights = None if weights is None else weights.to(self.device)
+        with self._precision():
+            logits = self.model(batch)
+        if binary is None:
+            return any_losses(logits, labels, weights, self.model.tasks)
+        return binary_losses(logits, binary, weights), binary.mask
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _check_gradient(self) -> None:
+        """Clips, and notices a gradient that is not finite if that is to be skipped.
+
+        Otherwise the next step's loss shows it, and until then no checkpoint is written: `save` looks.
+        """
+        if self.config.clip is None and self.config.non_finite == "stop":
+            return
+        length = self.optimizers.gradient_length()
+        if not bool(length.isfinite()):
+            raise _NotFinite
+        if self.config.clip is not None:
+            self.optimizers.clip(self.config.clip, length)
+
+    def _refuse(self, step: int, losses: Mapping[str, Tensor], error: Exception) -> None:
+        tasks = [name for name, loss in losses.items() if not bool(loss.isfinite().all())]
+        if not tasks and isinstance(error, InputError) and "not finite" not in str(error):
+            raise error
+        state = self.state
+        state.skipped += 1
+        state.skipped_in_a_row += 1
+        if self.config.non_finite == "stop" or state.skipped_in_a_row >= _SKIPS:
+            raise self._non_finite(step, tasks, "the loss" if tasks else "the gradient") from error
+        self.optimizers.zero_grad()
+        named = ", ".join(map(repr, tasks))
+        self.progress.say(f"step {step} skipped: {f'the loss of {named}' if tasks else 'the gradient'} is not finite")
+
+    def _non_finite(self, step: int, tasks: list[str], what: str) -> NonFiniteError:
+        last = None if self._saved_step is None else self.folder.last
+        return NonFiniteError(step, tasks, what, last, self._saved_step)
+
+    # Records
+
+    def _records_conflict(self, step: int) -> bool:
+        every = self.config.conflict_every
+        return every is None or (every > 0 and step % every == 0)
+
+    def _fold(self) -> None:
+        """Works out the losses that were put off, since reading them makes a GPU wait."""
+        self.state.losses += [mean_losses().tolist() for mean_losses in self._recent]
+        self._recent.clear()
+
+    def _log(self, info: Info | None) -> None:
+        self._fold()
+        state, names = self.state, [task.name for task in self.model.tasks]
+        table = torch.tensor(state.losses or [[nan] * len(names)], dtype=torch.float64)  # [steps, K]
+        means = dict(zip(names, table.nanmean(0).tolist(), strict=True))
+        state.losses = []
+        weights = self.task_weights or {}
+        known = {name: value for name, value in means.items() if not isnan(value)}
+        loss = sum(weights.get(name, 1.0) * value for name, value in known.items()) if known else nan
+        self.record.add(
+            {
+                "kind": "train",
+                "step": state.step,
+                "epoch": state.step / self.epoch_steps,
+                "seconds": state.seconds,
+                "losses": means,
+                "loss": loss,
+                "lr": self.lr,
+                "conflict": _conflict(info) if self._records_conflict(state.step) else None,
+                "skipped": state.skipped,
+            }
+        )
+        self.progress.trained(state.step, loss)
+
+    # Evaluation
+
+    def _evaluation_due(self) -> bool:
+        step, every = self.state.step, self.config.evaluate_every or self.epoch_steps
+        return self.state.evaluated != step and (step % every == 0 or step == self.total)
+
+    def _evaluate(self, interruption: Interruption) -> bool:
+        """Evaluates, keeps the best, saves. False if it was interrupted."""
+        state, metrics, best = self.state, None, True
+        if len(self.dataset.validation):
+            scored = score(
+                self.model, self.dataset.validation, self.config.evaluation_batch, self.device, interruption.__bool__
+            )
+            if scored is None:
+                return False
+            metrics = scored.metrics(weighted=self.config.weighted_metrics)
+            best = self._keep_score(metrics)
+        else:
+            state.best_step = state.step  # nothing to choose by: the last is the best
+        state.evaluated = state.step
+        if metrics is not None:
+            self.record.add(
+                {
+                    "kind": "evaluation",
+                    "part": "validation",
+                    "step": state.step,
+                    "epoch": state.step / self.epoch_steps,
+                    "seconds": state.seconds,
+                    **metrics,
+                    "best": best,
+                }
+            )
+            self.progress.evaluated(state.step, metrics, best)
+        self.save(best=best)
+        return True
+
+    def _keep_score(self, metrics: Metrics) -> bool:
+        """Notes the metrics if they are the best so far."""
+        state, stopping = self.state, self.config.stopping
+        value = goodness(metrics, stopping.monitor, self.task_weights or {})
+        if value is None and state.step == 0:
+            notes = [found["note"] for found in metrics["tasks"].values() if "note" in found]
+            raise InputError(
+                f"stopping.monitor={stopping.monitor!r} has no value on the validation part "
+                f"({'; '.join(notes) or 'no labels'}); choose another"
+            )
+        better = value is not None and (state.best_value is None or value > state.best_value + stopping.least)
+        if better:
+            state.best_step, state.best_value, state.best, state.waited = state.step, value, metrics, 0
+        else:
+            state.waited += 1
+        return better
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.stopping.patience
+        return patience is not None and self.state.waited >= patience and self.state.evaluated == self.state.step
+
+    # Checkpoints
+
+    def _checkpoint_due(self, logs: bool) -> bool:
+        every = self.config.checkpoint_every
+        if every is not None and self.state.step % every == 0:
+            return True
+        return logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
+
+    def save(self, *, best: bool = False) -> None:
+        """Writes where the run is; ``best``: its weights as the best ones, too."""
+        self._fold()
+        weights = self.model.state_dict()
+        if not _all_finite(weights):
+            raise self._non_finite(self.state.step, [], "a weight")
+        if self.rank == 0:
+            self.state.recorded = self.record.to_disk()
+            if best:
+                checkpoint.save(self.folder.best, {"step": self.state.step, "model": weights})
+            checkpoint.save(
+                self.folder.last,
+                {
+                    "model": weights,
+                    "optimizers": self.optimizers.state(),
+                    "method": self.method.state_dict(),
+                    "random": checkpoint.random_state(self.device),
+                    "state": asdict(self.state),
+                },
+            )
+        self._saved_at, self._saved_step = time.monotonic(), self.state.step
+
+    def _interrupt(self, interruption: Interruption) -> None:
+        assert interruption.number is not None
+        self.save()
+        raise Interrupted(self.folder.path, self.state.step, interruption.number)
+
+
+class _NotFinite(Exception):
+    """The gradient is not finite."""
+
+
+def _task_weights(given: Mapping[str, float] | None, model: Model) -> dict[str, float] | None:
+    if given is None:
+        return None
+    names = [task.name for task in model.tasks]
+    if unknown := [name for name in given if name not in names]:
+        raise InputError(
+            f"task_weights names {', '.join(map(repr, unknown))}; the tasks are {', '.join(map(repr, names))}"
+        )
+    return {name: given.get(name, 1.0) for name in names}
+
+
+def _conflict(info: Info | None) -> dict[str, Any] | None:
+    if info is None or info.gram is None:
+        return None
+    return {
+        "cosines": info.cosines.tolist(),
+        "energy_kept": info.energy_kept,
+        "directions_kept": info.directions_kept,
+        "norms": info.norms.tolist(),
+    }
+
+
+def _all_finite(weights: Mapping[str, Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in weights.values() if one.is_floating_point())

@@ -1,0 +1,59 @@
+"""The losses of a minibatch: what `gdod.models.per_example_losses` gives, in fewer operations for binary tasks.
+
+A step of a small model takes a millisecond or two, in which checks task by task would be a tenth.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from gdod.models import Task, per_example_losses
+
+
+class Labels(NamedTuple):
+    """Labels of binary tasks, looked at together, before they go to a device."""
+
+    values: dict[str, Tensor]  # [B] each, 0 where missing
+    mask: dict[str, Tensor] | None  # [B] bool each; None: no label is missing
+
+    def to(self, device: torch.device) -> "Labels":
+        mask = None if self.mask is None else {name: known.to(device) for name, known in self.mask.items()}
+        return Labels({name: label.to(device) for name, label in self.values.items()}, mask)
+
+
+def binary_labels(labels: Mapping[str, Tensor], tasks: tuple[Task, ...]) -> Labels | None:
+    """None if there are other tasks or other labels than 0, 1 and nan; those take the long way."""
+    if any(task.kind != "binary" for task in tasks):
+        return None
+    names = [task.name for task in tasks]
+    stacked = torch.stack([labels[name] for name in names])  # [K, B]
+    low, high = torch.aminmax(stacked)  # nan if any label is
+    if float(low) >= 0 and float(high) <= 1:
+        return Labels({name: labels[name] for name in names}, None)
+    if not low.isnan():
+        return None
+    known = ~stacked.isnan()
+    filled = torch.where(known, stacked, 0.0)
+    low, high = torch.aminmax(filled)
+    if float(low) < 0 or float(high) > 1:
+        return None
+    return Labels(dict(zip(names, filled, strict=True)), dict(zip(names, known, strict=True)))
+
+
+def binary_losses(logits: Mapping[str, Tensor], labels: Labels, weights: Tensor | None) -> dict[str, Tensor]:
+    """[B] each."""
+    return {
+        name: binary_cross_entropy_with_logits(logits[name].float(), label, weight=weights, reduction="none")
+        for name, label in labels.values.items()
+    }
+
+
+def any_losses(
+    logits: Mapping[str, Tensor], labels: Mapping[str, Tensor], weights: Tensor | None, tasks: tuple[Task, ...]
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """The same for tasks of any kind, and where their labels are known; None: everywhere."""
+    losses, mask = per_example_losses(logits, labels, tasks, weights=weights)
+    return losses, None if bool(torch.stack(tuple(mask.values())).all()) else mask

@@ -1,0 +1,60 @@
+"""What ends a run before its end."""
+
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, a gradient or a weight became infinite or not a number."""
+
+    def __init__(self, step: int, tasks: Sequence[str], what: str, checkpoint: Path | None, at: int | None) -> None:
+        of = f" of task {', '.join(map(repr, tasks))}" if tasks else ""
+        good = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint}"
+        good += "" if at is None else f" (step {at})"
+        super().__init__(
+            f"step {step}: {what}{of} is not finite; {good}. A lower learning rate, gradient clipping (clip=1) or "
+            "non_finite=skip may help"
+        )
+        self.step, self.tasks, self.checkpoint = step, tuple(tasks), checkpoint
+
+
+class Interrupted(Exception):
+    """Somebody asked the run to end; a checkpoint has been written."""
+
+    def __init__(self, folder: Path, step: int, number: int) -> None:
+        super().__init__(f"stopped at step {step}, saved in {folder}")
+        self.folder, self.step = folder, step
+        self.exit_code = 128 + number
+        """What a shell expects of a program that ended by this signal."""
+
+
+class Interruption:
+    """Notices Ctrl-C and a request to terminate, so that the run can save first. A second Ctrl-C ends it at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __bool__(self) -> bool:
+        return self.number is not None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number

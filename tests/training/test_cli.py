@@ -1,0 +1,194 @@
+"""`gdod train`, `gdod predict` and `gdod evaluate` as a person or a script uses them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner, Result
+
+from gdod.cli import app
+from training import tiny
+from training.test_loop import lines
+
+QUICK = ["--threads", "1", "--device", "cpu", "--no-tensorboard", "--batch", "64", "--lr", "0.01"]
+TABLE = ["--data", "clicks.csv", "--schema", "clicks.yaml"]
+LOGS = ["--log-every", "5"]
+SMALL = ["--model-option", "bottom=[16]", "--model-option", "embedding=4"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a table and its schema, where the commands run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GDOD_CACHE", str(tmp_path / "cache"))
+    tiny.frame(1000).write_csv(tmp_path / "clicks.csv")
+    (tmp_path / "clicks.yaml").write_text(tiny.SCHEMA)
+    return tmp_path
+
+
+def gdod(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments])
+
+
+def train(*arguments: str) -> Result:
+    return gdod("train", *TABLE, *QUICK, *SMALL, *arguments)
+
+
+def test_from_a_table_to_predictions(place: Path) -> None:
+    done = train("--method", "gdod", "--method-option", "groups=8", "--epochs", "3", "--out", "runs/clicks")
+    assert done.exit_code == 0, done.output
+    assert "validation AUC" in done.output
+    assert "click" in done.output
+    assert "\x1b" not in done.output  # no terminal, no colours, no bars
+
+    again = gdod("train", "--resume", "--out", "runs/clicks", "--json")
+    result = json.loads(again.stdout)
+    assert result["folder"] == "runs/clicks"
+    assert result["test"]["mean_auc"] > 0.6
+
+    predicted = gdod("predict", "runs/clicks", "clicks.csv", "--out", "scores.parquet", "--keep", "id", "--json")
+    assert json.loads(predicted.stdout) == {
+        "out": "scores.parquet",
+        "rows": 1000,
+        "columns": ["id", "click", "buy"],
+        "notes": [],
+    }
+    assert pl.read_parquet("scores.parquet").columns == ["id", "click", "buy"]
+
+    metrics = json.loads(gdod("evaluate", "runs/clicks", "clicks.csv", "--json").stdout)
+    assert metrics["rows"] == 1000
+    assert metrics["mean_auc"] > 0.6
+    shown = gdod("evaluate", "runs/clicks", "clicks.csv")
+    assert "AUC" in shown.output
+
+
+def test_a_configuration_file_and_options(place: Path) -> None:
+    (place / "train.yaml").write_text(
+        "data: {source: clicks.csv, schema: clicks.yaml}\nmodel: {name: mmoe, options: {experts: 2}}\nsteps: 99\n"
+        "threads: 1\ntensorboard: false\n"
+    )
+    options = ["--steps", "5", "--set", "optimizer.lr=1e-2", "--set", "stopping.least=0.5", "--task-weight", "buy=2"]
+    done = gdod("train", "train.yaml", *options, "--out", "run", "--json")
+    assert done.exit_code == 0, done.output
+    config = json.loads((place / "run" / "config.json").read_text())
+    assert (config["steps"], config["optimizer"]["lr"], config["stopping"]["least"]) == (5, 0.01, 0.5)
+    assert (config["model"], config["task_weights"]) == ({"name": "mmoe", "options": {"experts": 2}}, {"buy": 2.0})
+    assert config["data"]["source"] == str(place / "clicks.csv")
+
+
+def test_a_run_has_a_name_if_it_was_given_none(place: Path) -> None:
+    done = train("--method", "sum", "--steps", "2", "--seed", "4", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert (place / "runs" / "clicks-shared-bottom-sum-seed4" / "result.json").exists()
+    assert train("--method", "sum", "--steps", "2", "--seed", "4").exit_code == 2
+
+
+def test_check_prints_all_settings_and_does_nothing(place: Path) -> None:
+    done = train("--check", "--model", "mmoe", "--model-option", "experts=2", "--set", "model.options={experts: 2}")
+    assert done.exit_code == 2  # mmoe has no option bottom
+    done = gdod("train", "--data", "ads", "--check")
+    assert json.loads(done.stdout)["model"] == {"name": "shared-bottom", "options": {}}
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train"], "no data is given"),
+        (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--model", "mmeo"], "did you mean 'mmoe'"),
+        (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--set", "batchh=3"], "did you mean 'batch'"),
+        (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--set", "batch"], "expected a name and a value"),
+        (["train", "--data", "clixks.csv"], "clicks.csv"),
+        (["train", "nothing.yaml"], "cannot be read"),
+        (["train", "--resume"], "--resume needs --out"),
+        (["train", "--resume", "--out", "nowhere"], "no run in nowhere"),
+        (["predict", "nowhere", "clicks.csv", "--out", "x.csv"], "is no run"),
+        (["evaluate", "nowhere", "clicks.csv"], "is no run"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(place: Path, arguments: list[str], says: str) -> None:
+    done = gdod(*arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stderr.startswith("gdod: ")
+    assert "Traceback" not in done.output
+    assert not (place / "runs").exists()
+
+
+def test_a_loss_that_is_not_finite_has_its_own_exit_code(place: Path) -> None:
+    done = train("--method", "sum", "--optimizer", "sgd", "--lr", "1e30", "--steps", "9", "--out", "run")
+    assert done.exit_code == 3
+    assert "is not finite; the last good checkpoint is run/checkpoints/last.pt (step 0)" in done.stderr
+
+
+def test_help_has_examples_and_exit_codes() -> None:
+    for command in ("train", "predict", "evaluate"):
+        shown = gdod(command, "--help").output
+        assert "Examples" in shown
+        assert "Exit codes" in shown
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    program = "from gdod.cli import app; app()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(*arguments: str) -> str:
+    process = start(*arguments)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    return out
+
+
+def wait_for(path: Path, least: int, process: "subprocess.Popen[str]") -> None:
+    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= least):
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_tells_how_to_go_on(place: Path, number: signal.Signals) -> None:
+    settings = [
+        "--data",
+        "clicks.csv",
+        "--schema",
+        "clicks.yaml",
+        *QUICK,
+        *SMALL,
+        "--epochs",
+        "100",
+        "--log-every",
+        "5",
+    ]
+    process = start("train", *settings, "--out", "my runs/1", "--method", "gradnorm")
+    wait_for(place / "my runs" / "1" / "metrics.jsonl", 20, process)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "gdod train --resume --out 'my runs/1'" in error
+    before = len(lines(place / "my runs" / "1"))
+    out = finish("train", "--resume", "--out", "my runs/1", "--json")
+    assert json.loads(out)["stopped"] == "finished"
+    assert len(lines(place / "my runs" / "1")) > before
+
+
+@pytest.mark.slow
+def test_killed_from_outside_the_command_goes_on(place: Path) -> None:
+    settings = [*TABLE, *QUICK, *SMALL, *LOGS, "--epochs", "30", "--method", "uncertainty", "--checkpoint-every", "3"]
+    finish("train", *settings, "--out", "whole")
+    for least in (1, 15, 40):
+        process = start("train", *settings, "--out", "killed", "--resume")
+        wait_for(place / "killed" / "metrics.jsonl", least, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    finish("train", *settings, "--out", "killed", "--resume")
+    found = [[{**line, "seconds": 0} for line in lines(place / name)] for name in ("whole", "killed")]
+    assert found[0] == found[1]

@@ -1,0 +1,399 @@
+"""The loop does what its configuration says, with every model, method and optimizer."""
+
+import dataclasses
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gdod
+from gdod import InputError
+from gdod.data.part import MemoryPart
+from gdod.models import MODELS, Task, per_example_losses
+from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
+from gdod.training.checkpoint import load
+from gdod.training.loop import Trainer
+from gdod.training.losses import binary_labels, binary_losses
+from gdod.training.optimizers import Optimizers
+from gdod.training.record import points
+from gdod.training.run import Folder
+from gdod.training.seeds import seed_for
+from training import tiny
+
+
+def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if kind in (None, line["kind"])]
+
+
+@pytest.mark.parametrize("method", ["sum", "gdod", "gradnorm", "uncertainty", "gradreg", "pcgrad", "famo", "modo"])
+def test_every_kind_of_method_learns(tmp_path: Path, method: str) -> None:
+    config = tiny.config(method=method, epochs=2, optimizer={"lr": 0.02})
+    result = train(config, tmp_path / "run", dataset=tiny.dataset())
+    assert result["test"]["mean_auc"] > 0.7
+    assert result["validation"]["mean_auc"] > 0.7
+    assert result["stopped"] == "finished"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains(tmp_path: Path, model: str) -> None:
+    method = "sum" if model == "single-task" else "gdod"
+    config = tiny.config(model=model, method=method, epochs=2, optimizer={"lr": 0.02})
+    result = train(config, tmp_path / "run", dataset=tiny.dataset())
+    assert result["test"]["mean_auc"] > 0.7
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}},
+        {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}},
+        {"optimizer": {"name": "sparse-adam", "lr": 0.01}, "clip": 0.5, "method": "gdod"},
+        {"precision": "bf16", "method": "gdod"},
+        {"schedule": {"name": "cosine", "warmup": 5}, "clip": 1.0},
+        {"task_weights": {"buy": 3}, "sample_weights": False},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_settings_that_change_how_it_learns(tmp_path: Path, settings: dict[str, Any]) -> None:
+    result = train(tiny.config(epochs=3, **settings), tmp_path / "run", dataset=tiny.dataset())
+    assert result["test"]["mean_auc"] > 0.7
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, clip: float | None) -> None:
+    """Sum, weights, masks, penalty, clipping, schedule: compared with plain torch, step by step."""
+    config = tiny.config(
+        model={"name": "snr", "options": {"l0": 0.1}},
+        steps=10,
+        clip=clip,
+        task_weights={"buy": 2.0},
+        schedule={"name": "linear"},
+        optimizer={"name": "sgd", "lr": 0.1},
+        conflict_every=0,
+    )
+    dataset = tiny.dataset()
+    train(config, tmp_path / "run", dataset=dataset)
+
+    model = gdod.models.build("snr", dataset.schema, dataset.tasks, seed=seed_for("model", 0), l0=0.1)
+    torch.manual_seed(seed_for("torch", 0))
+    batches = dataset.train.batches(64, seed=seed_for("order", 0))
+    for step in range(10):
+        minibatch = next(batches)
+        found = per_example_losses(model(minibatch.batch), minibatch.labels, model.tasks, weights=minibatch.weights)
+        loss = model.penalty()
+        for task, factor in (("click", 1.0), ("buy", 2.0)):
+            loss = loss + factor * found.losses[task][found.mask[task]].mean()
+        model.zero_grad()
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * (1 - step / 10) * parameter.grad
+    trained = load(tmp_path / "run" / "checkpoints" / "last.pt")["model"]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: bool) -> None:
+    dataset = tiny.dataset()
+    model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
+    batch, labels, weights = next(dataset.train.batches(100))
+    labels = labels if missing else {name: label.nan_to_num(0.0) for name, label in labels.items()}
+    weights = weights if weighted else None
+    quick = binary_labels(labels, model.tasks)
+    assert quick is not None
+    assert (quick.mask is not None) == missing
+    logits = model(batch)
+    expected, mask = per_example_losses(logits, labels, model.tasks, weights=weights)
+    torch.testing.assert_close(binary_losses(logits, quick, weights), expected)
+    assert quick.mask is None or tiny.same(quick.mask, mask)
+    assert quick.mask is not None or all(bool(known.all()) for known in mask.values())
+
+
+@pytest.mark.parametrize("label", [-1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("other", [0.0, float("nan")])
+def test_labels_out_of_range_take_the_way_that_refuses_them(label: float, other: float) -> None:
+    labels = {"click": torch.tensor([label, 1.0]), "buy": torch.tensor([other, 1.0])}
+    assert binary_labels(labels, tiny.dataset().tasks) is None
+    assert binary_labels({name: torch.tensor([1.0]) for name in "ab"}, (Task("a"), Task("b", "regression"))) is None
+
+
+def test_sparse_tables_move_only_where_ids_occur() -> None:
+    dataset = tiny.dataset()
+    model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks, sparse=True)
+    with pytest.raises(InputError, match="sparse-adam"):
+        Optimizers(model, tiny.config().optimizer)
+    optimizers = Optimizers(model, tiny.config(optimizer="sparse-adam").optimizer)
+    before = model.features.table.weight.detach().clone()
+    minibatch = next(dataset.train.batches(1))
+    gdod.backward(per_example_losses(model(minibatch.batch), minibatch.labels, model.tasks).losses)
+    optimizers.step()
+    moved = (model.features.table.weight.detach() != before).any(1)
+    assert int(moved.sum()) <= len(minibatch.batch.categorical[0])
+    assert bool(moved.any())
+
+
+def test_clipping_sparse_and_dense_gradients_is_that_of_torch() -> None:
+    dataset = tiny.dataset()
+    minibatch = next(dataset.train.batches(32))
+    lengths = []
+    for sparse in (False, True):
+        model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks, sparse=sparse)
+        optimizers = Optimizers(model, tiny.config(optimizer="sparse-adam").optimizer)
+        sum(loss.mean() for loss in model(minibatch.batch).values()).backward()
+        length = optimizers.gradient_length()
+        lengths.append(float(length))
+        optimizers.clip(0.01, length)
+        assert float(optimizers.gradient_length()) == pytest.approx(0.01, rel=1e-3)
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-5)
+
+
+def test_the_best_on_validation_is_kept_and_tested_once(tmp_path: Path) -> None:
+    config = tiny.config(epochs=6, optimizer={"lr": 0.05}, evaluate_every=5)
+    result = train(config, tmp_path / "run", dataset=tiny.dataset(rows=300))
+    evaluations = lines(tmp_path / "run", "evaluation")
+    best = max(evaluations, key=lambda line: line["mean_auc"])
+    assert result["best_step"] == best["step"]
+    assert result["validation"]["mean_auc"] == best["mean_auc"]
+    assert {line["part"] for line in evaluations} == {"validation"}
+    assert [line["step"] for line in evaluations] == [*range(0, 30, 5), 30]
+    assert load(tmp_path / "run" / "checkpoints" / "best.pt")["step"] == best["step"]
+
+
+@pytest.mark.parametrize("monitor", ["mean_auc", "loss", "buy"])
+def test_early_stopping(tmp_path: Path, monitor: str) -> None:
+    config = tiny.config(
+        epochs=60, optimizer={"lr": 0.05}, stopping={"patience": 2, "monitor": monitor}, model={"options": {}}
+    )
+    result = train(config, tmp_path / "run", dataset=tiny.dataset(rows=256))
+    assert result["stopped"] == "early"
+    after = [line for line in lines(tmp_path / "run", "evaluation") if line["step"] > result["best_step"]]
+    assert len(after) == 2
+    assert not any(line["best"] for line in after)
+
+
+def test_losses_and_conflict_are_recorded(tmp_path: Path) -> None:
+    config = tiny.config(method="gdod", steps=20, log_every=5, conflict_every=10)
+    train(config, tmp_path / "run", dataset=tiny.dataset())
+    found = lines(tmp_path / "run", "train")
+    assert [line["step"] for line in found] == [5, 10, 15, 20]
+    assert [line["conflict"] is not None for line in found] == [False, True, False, True]
+    conflict = found[1]["conflict"]
+    assert 0 < conflict["energy_kept"] <= 1
+    assert conflict["cosines"][0][1] == pytest.approx(conflict["cosines"][1][0])
+    assert set(found[0]["losses"]) == {"click", "buy"}
+    assert found[0]["loss"] == pytest.approx(sum(found[0]["losses"].values()))
+    assert {"conflict/cosine/click-buy", "conflict/energy_kept", "loss/click", "lr"} <= set(points(found[1]))
+
+
+def test_the_plain_sum_records_conflict_too(tmp_path: Path) -> None:
+    train(tiny.config(steps=7), tmp_path / "run", dataset=tiny.dataset())
+    conflict = lines(tmp_path / "run", "train")[0]["conflict"]
+    assert -1 < conflict["cosines"][0][1] < 1
+    assert conflict["energy_kept"] == 1
+
+
+def test_curves_for_tensorboard(tmp_path: Path) -> None:
+    train(tiny.config(steps=14, tensorboard=True), tmp_path / "run", dataset=tiny.dataset())
+    assert sum(file.stat().st_size for file in (tmp_path / "run" / "tensorboard").iterdir()) > 500
+
+
+def broken(value: float, at: int | slice) -> Any:
+    """A data set in which examples of the training part have a number that no model survives."""
+    dataset = tiny.dataset()
+    assert isinstance(dataset.train, MemoryPart)
+    dataset.train.examples.numeric[at] = value
+    return dataset
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_the_task_and_the_checkpoint(tmp_path: Path) -> None:
+    config = tiny.config(epochs=1, checkpoint_every=1)
+    with pytest.raises(NonFiniteError, match=r"step \d+: the loss of task 'click', 'buy' is not finite") as caught:
+        train(config, tmp_path / "run", dataset=broken(float("inf"), 700))
+    error = caught.value
+    assert error.checkpoint == tmp_path / "run" / "checkpoints" / "last.pt"
+    assert load(error.checkpoint)["state"]["step"] == error.step - 1
+    assert str(error.checkpoint) in str(error)
+
+
+@pytest.mark.parametrize("method", ["sum", "gdod", "gradnorm"])
+def test_such_a_step_can_be_skipped(tmp_path: Path, method: str) -> None:
+    config = tiny.config(epochs=3, non_finite="skip", method=method)
+    result = train(config, tmp_path / "run", dataset=broken(float("inf"), 700))
+    assert result["skipped"] == 3
+    assert result["test"]["mean_auc"] > 0.7
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    """Finite losses, infinite step: nothing shows it but the weights themselves."""
+    config = tiny.config(steps=1, optimizer={"name": "sgd", "lr": 3e38})
+    with pytest.raises(NonFiniteError, match="a weight is not finite"):
+        train(config, tmp_path / "run", dataset=broken(1e6, slice(None)))
+    for name in ("last.pt", "best.pt"):
+        weights = load(tmp_path / "run" / "checkpoints" / name)["model"]
+        assert all(bool(one.isfinite().all()) for one in weights.values())
+
+
+def test_skipping_comes_to_an_end(tmp_path: Path) -> None:
+    dataset = broken(float("nan"), slice(None))
+    with pytest.raises(NonFiniteError, match="step 100"):
+        train(tiny.config(epochs=100, non_finite="skip"), tmp_path / "run", dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": "mmeo"}, "did you mean 'mmoe'"),
+        ({"model": {"name": "mmoe", "options": {"expertz": 2}}}, "did you mean 'expert'"),
+        ({"method": "gdood"}, "did you mean 'gdod'"),
+        ({"method": {"name": "gdod", "options": {"groups": 0}}}, "groups=0"),
+        ({"method": {"name": "sum", "options": {"groups": 1}}}, "does not take these options"),
+        ({"device": "cuda:99"}, "device='cuda:99' cannot be used"),
+        ({"device": "toaster"}, "device='toaster' cannot be used"),
+        ({"task_weights": {"clik": 1}}, "task_weights names 'clik'"),
+        ({"stopping": {"monitor": "clik"}}, "stopping.monitor='clik'"),
+        ({"model": {"options": {"sparse": True}}}, "sparse-adam"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_trained(
+    tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        train(tiny.config(**settings), tmp_path / "run", dataset=tiny.dataset())
+    assert says in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_validation_the_last_weights_are_the_best(tmp_path: Path) -> None:
+    dataset = tiny.dataset(validation=0)
+    with pytest.raises(InputError, match="validation part"):
+        train(tiny.config(stopping={"patience": 1}), tmp_path / "refused", dataset=dataset)
+    result = train(tiny.config(steps=20), tmp_path / "run", dataset=dataset)
+    assert (result["best_step"], result["validation"]) == (20, None)
+    assert result["test"]["mean_auc"] > 0.5
+
+
+def test_a_task_with_one_class_in_validation_says_so(tmp_path: Path) -> None:
+    dataset = tiny.dataset()
+    assert isinstance(dataset.validation, MemoryPart)
+    dataset.validation.examples.labels[1] = 0.0
+    with pytest.raises(InputError, match=r"monitor='buy' has no value.*no AUC: all 300 labels are 0"):
+        train(tiny.config(stopping={"monitor": "buy"}), tmp_path / "refused", dataset=dataset)
+    result = train(tiny.config(steps=20), tmp_path / "run", dataset=dataset)
+    assert result["validation"]["tasks"]["buy"]["auc"] is None
+    assert result["validation"]["mean_auc"] == result["validation"]["tasks"]["click"]["auc"]
+
+
+class Interrupting(Silent):
+    """Sends the signal of Ctrl-C to its own process at a chosen time."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def trained(self, step: int, loss: float) -> None:
+        if step == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [7, 21])
+def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, at: int) -> None:
+    """At step 21 an evaluation is due, which the interrupted run makes after it goes on."""
+    config = tiny.config(steps=30, evaluate_every=21, method="gradnorm")
+    with pytest.raises(Interrupted) as caught:
+        train(config, tmp_path / "run", dataset=tiny.dataset(), progress=Interrupting(at))
+    assert caught.value.exit_code == 130
+    assert load(tmp_path / "run" / "checkpoints" / "last.pt")["state"]["step"] == at
+    train(config, tmp_path / "run", dataset=tiny.dataset(), resume=True)
+    train(config, tmp_path / "whole", dataset=tiny.dataset())
+    check_same(tmp_path / "run", tmp_path / "whole")
+
+
+class Alarming:
+    """A part that sends Ctrl-C's signal while it is gone through for the second time."""
+
+    def __init__(self, part: Any) -> None:
+        self.part, self.times, self.handed_out = part, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def batches(self, size: int, **rest: Any) -> Iterator[Any]:
+        self.times += 1
+        for minibatch in self.part.batches(size, **rest):
+            if self.times == 2 and self.handed_out == 0:
+                signal.raise_signal(signal.SIGINT)
+            self.handed_out += self.times == 2
+            yield minibatch
+
+
+def test_ctrl_c_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    config = tiny.config(steps=30, evaluate_every=21, evaluation_batch=10)
+    validation = Alarming(tiny.dataset().validation)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", dataset=dataclasses.replace(tiny.dataset(), validation=validation))
+    assert validation.handed_out == 1
+    train(config, tmp_path / "run", dataset=tiny.dataset(), resume=True)
+    train(config, tmp_path / "whole", dataset=tiny.dataset())
+    check_same(tmp_path / "run", tmp_path / "whole")
+
+
+def check_same(one: Path, other: Path) -> None:
+    for name in ("last.pt", "best.pt"):
+        assert tiny.same(load(one / "checkpoints" / name), load(other / "checkpoints" / name)), name
+    without_times = [[{**line, "seconds": 0} for line in lines(folder)] for folder in (one, other)]
+    assert without_times[0] == without_times[1]
+
+
+def test_it_can_run_in_a_thread(tmp_path: Path) -> None:
+    """Where signals cannot be caught."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(train(tiny.config(steps=3), tmp_path / "run", dataset=tiny.dataset()))
+    )
+    thread.start()
+    thread.join()
+    assert results[0]["steps"] == 3
+
+
+def trainer(config: TrainConfig, folder: Path, rank: int = 0, ranks: int = 1) -> Trainer:
+    dataset = tiny.dataset()
+    model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
+    return Trainer(
+        config, dataset, model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent(), rank=rank,
+        ranks=ranks,
+    )  # fmt: skip
+
+
+def test_ranks_share_out_every_batch(tmp_path: Path) -> None:
+    config = tiny.config()
+    alone = next(trainer(config, tmp_path)._batches())
+    shares = [next(trainer(config, tmp_path, rank, 3)._batches()) for rank in range(3)]
+    torch.testing.assert_close(torch.cat([one.batch.numeric for one in shares]), alone.batch.numeric)
+
+
+def test_the_seed_decides_everything(tmp_path: Path) -> None:
+    config = tiny.config(steps=12, method="gdod", model={"options": {"dropout": 0.3}})
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        torch.manual_seed(len(name))  # what was drawn before does not matter
+        train(config.model_copy(update={"seed": seed}), tmp_path / name, dataset=tiny.dataset())
+    check_same(tmp_path / "one", tmp_path / "again")
+    weights = [load(tmp_path / name / "checkpoints" / "last.pt")["model"] for name in ("one", "other")]
+    assert not tiny.same(*weights)
+
+
+def test_data_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+    config = tiny.config(steps=14)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", dataset=tiny.dataset(), progress=Interrupting(7))
+    changed = dataclasses.replace(tiny.dataset(), fingerprint="other")
+    with pytest.raises(InputError, match="has changed"):
+        train(config, tmp_path / "run", dataset=changed, resume=True)

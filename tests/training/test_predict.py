@@ -1,0 +1,166 @@
+"""From a run and a table to a table of predictions, whatever the table looks like."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import gdod
+from gdod import InputError
+from gdod.data.encoder import Encoder
+from gdod.data.scaling import Scaling
+from gdod.data.table_schema import TableSchema
+from gdod.data.vocabulary import Vocabulary
+from gdod.training import Run, load_run, train
+from gdod.training.predict import evaluate_file, predict_file, prediction_columns
+from gdod.training.run import Folder
+from training import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny.config(epochs=2), folder, dataset=tiny.dataset())
+    return load_run(folder)
+
+
+def read(path: Path) -> pl.DataFrame:
+    if path.suffix == ".parquet":
+        return pl.read_parquet(path)
+    return pl.read_csv(path, separator="\t" if path.suffix == ".tsv" else ",")
+
+
+@pytest.mark.parametrize("source", ["table.csv", "table.parquet"])
+@pytest.mark.parametrize("out", ["scores.csv", "scores.tsv", "scores.parquet"])
+def test_files_of_every_kind_give_what_the_frame_gives(run: Run, tmp_path: Path, source: str, out: str) -> None:
+    frame = tiny.frame(300, seed=3)
+    frame.write_parquet(tmp_path / source) if source.endswith("parquet") else frame.write_csv(tmp_path / source)
+    found = predict_file(run, tmp_path / source, tmp_path / out)
+    assert (found.rows, found.columns, found.notes) == (300, ("click", "buy"), ())
+    expected = run.predict(frame)
+    written = read(tmp_path / out)
+    assert written.columns == expected.columns
+    # A CSV file may hold one digit less of a number than the frame it came from.
+    assert ((written - expected).to_numpy() ** 2).max() < 1e-14
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source, out])
+
+
+def test_chunks_and_folders_keep_the_order_of_rows(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(150_000, seed=3)  # more than two chunks
+    (tmp_path / "parts").mkdir()
+    frame[:100_000].write_parquet(tmp_path / "parts" / "a.parquet")
+    frame[100_000:].write_parquet(tmp_path / "parts" / "b.parquet")
+    counts: list[int] = []
+    predict_file(run, tmp_path / "parts", tmp_path / "out.parquet", keep=["id", "age"], told=counts.append)
+    written = read(tmp_path / "out.parquet")
+    assert written.columns == ["id", "age", "click", "buy"]
+    assert written["id"].to_list() == list(range(150_000))
+    assert written["age"].equals(frame["age"])
+    assert ((written["click"] - run.predict(frame)["click"]).abs() < 1e-7).all()
+    assert counts == sorted(counts)
+    assert counts[-1] == 150_000
+    assert len(counts) > 2
+
+
+def test_unseen_values_and_missing_columns_are_handled_as_in_training(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(20, seed=3)
+    blank = frame.with_columns(pl.lit(None, pl.String).alias("city"))
+    unseen = frame.with_columns(pl.lit("Atlantis").alias("city"))
+    assert run.predict(unseen).equals(run.predict(blank))
+    assert run.predict(frame.drop("city")).equals(run.predict(blank))
+    assert not run.predict(frame).equals(run.predict(blank))
+
+    frame.drop("city", "click", "buy", "w").write_csv(tmp_path / "table.csv")
+    found = predict_file(run, tmp_path / "table.csv", tmp_path / "out.parquet")
+    assert found.notes == (f"{tmp_path / 'table.csv'} has no column 'city'; it counts as missing in every row",)
+    assert ((read(tmp_path / "out.parquet") - run.predict(blank)).to_numpy() ** 2).max() < 1e-14
+
+
+def test_an_empty_table_gives_an_empty_table(run: Run, tmp_path: Path) -> None:
+    tiny.frame(0).write_parquet(tmp_path / "table.parquet")
+    for out in ("out.csv", "out.parquet"):
+        assert predict_file(run, tmp_path / "table.parquet", tmp_path / out, keep=["id"]).rows == 0
+        assert read(tmp_path / out).columns == ["id", "click", "buy"]
+    assert len(run.predict(tiny.frame(0))) == 0
+    with pytest.raises(InputError, match="no rows"):
+        evaluate_file(run, tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (lambda frame: frame.select("id", "click"), {}, "has none of the columns"),
+        (lambda frame: frame, {"keep": ["name"]}, "no such column"),
+        (lambda frame: frame, {"keep": ["click"]}, "has the name of a task"),
+        (lambda frame: frame, {"out": "out.xlsx"}, "expected a name that ends in"),
+        (lambda frame: frame, {"out": "out.csv.gz"}, "expected a name that ends in"),
+        (lambda frame: frame, {"out": "table.csv"}, "is the table itself"),
+        (lambda frame: frame.with_columns(pl.lit("old").alias("age")), {}, "table.csv, line 2: column 'age' is 'old'"),
+        (lambda frame: frame, {"table": "nothing.csv"}, "there is no file"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_left(
+    run: Run, tmp_path: Path, change: Any, options: dict[str, Any], says: str
+) -> None:
+    change(tiny.frame(5)).write_csv(tmp_path / "table.csv")
+    table, out = tmp_path / options.get("table", "table.csv"), tmp_path / options.get("out", "out.csv")
+    with pytest.raises(InputError) as caught:
+        predict_file(run, table, out, keep=options.get("keep", ()))
+    assert says in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_an_error_in_the_middle_keeps_the_predictions_of_before(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(70_000).with_columns(pl.col("age").cast(pl.String))
+    bad = frame.with_columns(pl.when(pl.col("id") == 69_999).then(pl.lit("?!")).otherwise("age").alias("age"))
+    bad.write_parquet(tmp_path / "bad.parquet")
+    (tmp_path / "out.csv").write_text("before\n")
+    with pytest.raises(InputError, match="row 70000"):
+        predict_file(run, tmp_path / "bad.parquet", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "before\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "out.csv"]
+
+
+def test_evaluation_of_a_file(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(2000, seed=4)
+    frame.write_parquet(tmp_path / "table.parquet")
+    found = evaluate_file(run, tmp_path / "table.parquet", batch=100)
+    assert found["rows"] == 2000
+    assert found["tasks"]["buy"]["labelled"] == int(frame["click"].sum())  # a purchase is known after a click only
+    scores = run.predict(frame)
+    expected = gdod.training.metrics.auc(frame["click"].to_numpy(), scores["click"].to_numpy())
+    assert found["tasks"]["click"]["auc"] == pytest.approx(expected, abs=1e-6)
+
+    frame.drop("buy").write_csv(tmp_path / "table.csv")
+    found = evaluate_file(run, tmp_path / "table.csv")
+    assert found["tasks"]["buy"]["auc"] is None
+    assert found["tasks"]["buy"]["note"] == "no example has a label"
+    assert found["mean_auc"] == found["tasks"]["click"]["auc"]
+    frame.drop("buy", "click").write_csv(tmp_path / "table.csv")
+    with pytest.raises(InputError, match="has no label"):
+        evaluate_file(run, tmp_path / "table.csv")
+
+
+def test_tasks_of_other_kinds() -> None:
+    """A number, and a column for each class."""
+    table = TableSchema(
+        columns={
+            "x": "numeric",
+            "c": "categorical",
+            "price": {"type": "label", "kind": "regression"},
+            "size": {"type": "label", "kind": "multiclass", "classes": ["S", "M", "L"]},
+        }
+    )
+    encoder = Encoder(table, {"c": Vocabulary(["a"])}, {"x": Scaling()}, {"size": ("S", "M", "L")})
+    model = gdod.models.build("shared-bottom", encoder.schema, encoder.tasks)
+    run = Run(Folder(Path("nowhere")), tiny.config(), model, encoder, 0)
+    frame = pl.DataFrame({"x": [0.0, 1.0], "c": ["a", "b"], "price": [1.0, 2.0], "size": ["S", "L"]})
+    predicted = run.predict(frame)
+    assert predicted.columns == list(prediction_columns(run)) == ["price", "size:S", "size:M", "size:L"]
+    assert predicted.select(pl.sum_horizontal("size:S", "size:M", "size:L")).to_series().to_list() == pytest.approx(
+        [1, 1]
+    )
+    found = run.evaluate(frame)["tasks"]
+    assert set(found["price"]) == {"rmse", "mae", "labelled"}
+    assert set(found["size"]) == {"accuracy", "log_loss", "labelled"}

@@ -1,0 +1,197 @@
+"""The folder of a run: what it holds, what is never written over, what is never executed."""
+
+import json
+import os
+import pickle
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gdod import InputError
+from gdod.training import Folder, Interrupted, load_run, name_of, resume_command, train
+from gdod.training.checkpoint import load, save
+from gdod.training.files import check_space, check_writable, whole, write_json
+from training import tiny
+from training.test_loop import Interrupting
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = tiny.config(steps=20, method={"name": "gdod", "options": {"groups": 4}})
+    train(config, folder, dataset=tiny.dataset(), command=["gdod", "train"])
+    return folder
+
+
+def test_it_says_everything_about_itself(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} == {
+        "config.json", "about.json", "encoder.json", "metrics.jsonl", "checkpoints", "result.json",
+    }  # fmt: skip
+    about = json.loads((run / "about.json").read_text())
+    assert about["command"] == ["gdod", "train"]
+    assert about["data"] == {
+        "name": "tiny",
+        "fingerprint": "tiny-1200-0",
+        "rows": {"train": 1200, "validation": 300, "test": 300},
+        "notes": [],
+    }
+    assert about["versions"]["torch"] == version("torch")
+    assert about["tasks"] == [{"name": "click", "kind": "binary"}, {"name": "buy", "kind": "binary"}]
+    assert about["method"] == {"name": "gdod", "options": {"groups": 4}}
+    assert about["model"]["parameters"] == sum(one.numel() for one in load_run(run).model.parameters())
+    assert (about["seed"], about["threads"], about["device"], about["precision"]) == (0, 1, "cpu", "float32")
+    result = json.loads((run / "result.json").read_text())
+    assert set(result) >= {"best_step", "steps", "seconds", "milliseconds_per_step", "validation", "test", "stopped"}
+    assert sum(one["count"] for one in result["calibration"]["click"]) == 300
+
+
+def test_the_configuration_is_complete_and_reads_back(run: Path) -> None:
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["optimizer"] == {"name": "adam", "lr": 0.01, "weight_decay": 0.0, "momentum": 0.0}
+    assert Folder(run).read_config().model_dump(mode="json") == stored
+
+
+def test_a_run_is_never_written_over(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already; go on with it with gdod train --resume"):
+        train(tiny.config(), run, dataset=tiny.dataset())
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match="holds other files"):
+        train(tiny.config(), tmp_path, dataset=tiny.dataset())
+    with pytest.raises(InputError, match="is a file"):
+        train(tiny.config(), tmp_path / "thesis.txt", dataset=tiny.dataset())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_run_that_was_killed_as_it_began_can_begin_again(run: Path, tmp_path: Path) -> None:
+    """In the order in which its first files are written."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name in ("encoder.json", "about.json"):
+        shutil.copy(run / name, tmp_path / "run")
+        (tmp_path / "run" / f".{name}.0.part").touch()
+        folder = shutil.copytree(tmp_path / "run", tmp_path / name)
+        assert train(tiny.config(steps=1), folder, dataset=tiny.dataset(seed=1), resume=True)["steps"] == 1
+        assert not list(Path(folder).rglob("*.part"))
+
+
+def test_another_configuration_does_not_go_on(run: Path) -> None:
+    changed = Folder(run).read_config().model_copy(update={"batch": 7})
+    with pytest.raises(InputError, match="batch is 64, not 7"):
+        train(changed, run, dataset=tiny.dataset(), resume=True)
+
+
+def test_a_folder_that_cannot_be_written_to_is_noticed_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "run", Path("/proc/nothing/run")):
+        with pytest.raises(InputError, match=r"cannot be written to|is a file"):
+            train(tiny.config(), folder, dataset=tiny.dataset())
+        with pytest.raises(InputError, match="cannot be written to"):
+            check_writable(folder)
+
+
+def test_a_full_disk_is_noticed_first(tmp_path: Path) -> None:
+    check_space(tmp_path, 1000)
+    with pytest.raises(InputError, match=r"GB free; checkpoints and records need about 1000000000\.0 GB"):
+        check_space(tmp_path, 10**18)
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
+def test_a_file_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"good": 1})
+
+    def write() -> None:
+        with whole(tmp_path / "x.json") as part:
+            part.symlink_to("/dev/full")  # a disk that is full, as real as it gets
+            part.write_bytes(bytes(100_000))
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
+    assert json.loads((tmp_path / "x.json").read_text()) == {"good": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("kind", ["torch", "pickle", "rubbish", "empty", "missing", "other"])
+def test_a_checkpoint_never_runs_code(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "last.pt"
+    if kind == "torch":
+        torch.save({"format": 1, "model": Harmful(tmp_path / "executed")}, path)
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Harmful(tmp_path / "executed")))
+    elif kind == "rubbish":
+        path.write_bytes(os.urandom(1000))
+    elif kind == "empty":
+        path.touch()
+    elif kind == "other":
+        torch.save({"format": 99}, path)
+    with pytest.raises(InputError, match=r"last\.pt"):
+        load(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    content = {"model": {"w": torch.randn(3)}, "state": {"step": 3, "best": None, "losses": [[1.0, float("inf")]]}}
+    save(tmp_path / "x.pt", content)
+    assert tiny.same({key: value for key, value in load(tmp_path / "x.pt").items() if key != "format"}, content)
+
+
+@pytest.mark.parametrize("damage", ["config.json", "encoder.json", "checkpoints/best.pt"])
+def test_a_damaged_run_is_one_of_our_errors(run: Path, tmp_path: Path, damage: str) -> None:
+    for content in (None, b"{", b"[1]", b"{}", b"\xff\xfe"):
+        folder = tmp_path / f"copy{content!r}"
+        shutil.copytree(run, folder)
+        (folder / damage).unlink()
+        if content is not None:
+            (folder / damage).write_bytes(content)
+        with pytest.raises(InputError):
+            load_run(folder)
+
+
+def test_a_run_in_one_line(run: Path) -> None:
+    frame = tiny.frame(50, seed=5)
+    predicted = load_run(run).predict(frame)
+    assert predicted.columns == ["click", "buy"]
+    assert len(predicted) == 50
+    assert predicted.select("click").to_series().is_between(0, 1).all()
+    best, last = load_run(run), load_run(run, weights="last")
+    assert (best.step, last.step) == (json.loads((run / "result.json").read_text())["best_step"], 20)
+    with pytest.raises(InputError, match="'best' or 'last'"):
+        load_run(run, weights="worst")
+    with pytest.raises(InputError, match="is no run"):
+        load_run(run / "checkpoints")
+
+
+def test_its_evaluation_is_that_of_training(run: Path) -> None:
+    """The whole way from the raw table gives what the loop measured on its tensors."""
+    loaded = load_run(run)
+    assert loaded.result is not None
+    found = loaded.evaluate(tiny.frame(1800)[1500:])
+    for task, metrics in loaded.result["test"]["tasks"].items():
+        for name, value in metrics.items():
+            assert found["tasks"][task][name] == pytest.approx(value, rel=1e-6)
+
+
+def test_an_unfinished_run_can_be_used(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny.config(steps=30), tmp_path / "run", dataset=tiny.dataset(), progress=Interrupting(7))
+    loaded = load_run(tmp_path / "run", weights="last")
+    assert (loaded.step, loaded.result) == (7, None)
+
+
+def test_names_and_commands() -> None:
+    config = tiny.config(data={"source": "/some where/My clicks (1).csv"}, seed=3)
+    assert name_of(config) == "My-clicks-1-shared-bottom-sum-seed3"
+    assert name_of(tiny.config(data={"source": "../.."})) == "data-shared-bottom-sum-seed0"
+    assert resume_command(Path("runs/my run")) == "gdod train --resume --out 'runs/my run'"
