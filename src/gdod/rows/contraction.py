@@ -1,14 +1,14 @@
 """Matrix products with a parameter: linear layers, `x @ W`, stacked experts in `bmm` or `einsum`.
 
-The row of such a parameter is a product of activations X and cotangents D, summed over the examples
-of a group, Dᵀ X. Either the rows are materialised, or their inner products are taken pair by pair of
-groups as D_g (X_g X_hᵀ) D_hᵀ, from left or right so that nothing as large as a row appears,
-whichever costs less.
+The row of such a parameter is a product of activations X and cotangents D, summed over the places
+(examples, or examples times positions) of a group, Dᵀ X. Either the rows are materialised, or their
+inner products come from those of activations and of cotangents between all places, so that nothing as
+large as a row appears; whichever costs less.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from gdod.rows.groups import Owner
 from gdod.rows.views import undo
 from gdod.rows.workspace import take
 
-# Numbers in the largest intermediate result of pairs of groups.
+# Numbers in the largest matrix of pairs of places.
 _CHUNK = 2**22
-# What the calls of such a product cost, in multiplications.
-_LOOP = 4_000_000
+# What the calls for a pair of tasks cost, in multiplications.
+_CALLS = 1_500_000
 # What reading or writing a number costs, in multiplications.
 _TRAFFIC = 8
 
@@ -136,21 +136,23 @@ class Products(Block):
     def like(self) -> Tensor:
         return self.xs[0]
 
+    def as_rows(self) -> Tensor:
+        """[N, E * out * in]"""
+        return _rows(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
+
     def _rows_are_cheaper(self) -> bool:
+        """By multiplications and numbers read or written, both of which were seen to tell the time well."""
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        outputs = self.ds[0].shape[-1] // self.tasks
-        count, size = self.groups * self.tasks, self.inputs * outputs
-        rows = places * self.tasks * size + count**2 * size * 3 // 4 + 3 * _TRAFFIC * count * size
-        # Products of activations, these times cotangents, and cotangents times that; most of it is
-        # above the diagonal.
-        passed = places * self.groups * self.tasks * outputs
-        pairs = (places**2 * (self.inputs + self.tasks * outputs) + passed * (self.tasks + 3 * _TRAFFIC)) * 5 // 8
-        return rows <= pairs + _LOOP
+        outputs, pairs = self.ds[0].shape[-1] // self.tasks, self.tasks * (self.tasks + 1) // 2
+        count, size = self.groups * self.tasks, self.inputs * outputs * self.experts
+        rows = places * self.tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
+        between = places**2 * (self.inputs + pairs * (outputs + self.groups + 3 * _TRAFFIC))
+        return rows <= self.experts * (between + pairs * _CALLS)
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         columns = self._columns(only)
         if self.rows is None:
-            return self._pairs(torch.float64 if precise else self.xs[0].dtype, columns)
+            return self._between_places(torch.float64 if precise else self.xs[0].dtype, columns)
         rows = self.rows.double() if precise else self.rows
         if columns != slice(None):
             rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
@@ -163,54 +165,41 @@ class Products(Block):
         weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
         return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
 
-    def _pairs(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        """Blocks (g, h) of the Gram matrix without rows: D_g (X_g X_hᵀ) D_h, summed over experts."""
-        gram = torch.zeros(self.groups, self.tasks, self.groups, self.tasks, dtype=dtype, device=self.xs[0].device)
-        xs = [self._by_expert(x[..., inputs].to(dtype)) for x in self.xs]  # [E, g, places, in]
-        ds = [self._by_expert(d.to(dtype)) for d in self.ds]  # [E, g, places, K * out]
+    def _between_places(self, dtype: torch.dtype, inputs: slice) -> Tensor:
+        """The Gram matrix without rows. Those of tasks i and j have the inner products
+
+            Σ_{p in g, q in h} (x_p · x_q) (d_pi · d_qj),
+
+        so what is summed, by groups, is X Xᵀ times D_i D_jᵀ, number by number.
+        """
+        xs = [self._by_expert(x[..., inputs].to(dtype)).flatten(1, 2) for x in self.xs]
+        ds = [self._by_expert(d.to(dtype)).flatten(1, 2) for d in self.ds]
+        x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
+        d = (ds[0] if len(ds) == 1 else torch.cat(ds, 1)).unflatten(-1, (self.tasks, -1))  # [E, P, K, out]
+        members = self._members(dtype)  # [G, P]
+        tasks, totals = range(self.tasks), dict[tuple[int, int], Tensor]()
+        step = max(1, _CHUNK // x.shape[1])
         for expert in range(self.experts):
-            column = 0
-            for second in range(len(xs)):
-                x2, d2 = xs[second][expert], ds[second][expert]
-                step = self._groups_at_once(d2)
-                for first in range(0, x2.shape[0], step):
-                    here = slice(first, first + step)
-                    for x1, d1, row in self._up_to(xs, ds, expert, second, first + step):
-                        block = self._block(x1, d1, x2[here], d2[here])
-                        gram[row : row + x1.shape[0], :, column + first : column + first + block.shape[2]] += block
-                column += x2.shape[0]
-        upper = gram.view(self.groups * self.tasks, -1).triu()
-        return upper + upper.triu(1).T
+            for first in range(0, x.shape[1], step):
+                here = slice(first, first + step)
+                products = x[expert, here] @ x[expert].T  # [p, P]
+                for i, j in combinations_with_replacement(tasks, 2):
+                    both = (d[expert, here, i] @ d[expert, :, j].T) * products
+                    part = members[:, here] @ both @ members.T  # [G, G]
+                    totals[i, j] = totals[i, j] + part if (i, j) in totals else part
+        blocks = torch.stack([totals[i, j] if i <= j else totals[j, i].T for i in tasks for j in tasks])
+        gram: Tensor = blocks.unflatten(0, (self.tasks, self.tasks)).permute(2, 0, 3, 1)  # [G, K, G, K]
+        return gram.reshape(self.groups * self.tasks, -1)
+
+    def _members(self, dtype: torch.dtype) -> Tensor:
+        """Which places belong to which group. [G, P]"""
+        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
+        return _members(tuple(sizes), dtype, self.xs[0].device)
 
     def _by_expert(self, x: Tensor) -> Tensor:
         """[g * E, places, f] -> [E, g, places, f]"""
         by_group: Tensor = x.unflatten(0, (-1, self.experts))
         return by_group.transpose(0, 1)
-
-    def _groups_at_once(self, d: Tensor) -> int:
-        """A quarter of the groups (then little below the diagonal is computed), or what memory allows."""
-        groups, _, features = d.shape
-        every = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        return max(1, min(-(-groups // 4), _CHUNK // (every * features)))
-
-    def _up_to(
-        self, xs: list[Tensor], ds: list[Tensor], expert: int, run: int, group: int
-    ) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """All earlier runs of groups, and this one up to ``group``, with the number of their first group."""
-        row = 0
-        for earlier in range(run + 1):
-            end = group if earlier == run else xs[earlier].shape[1]
-            yield xs[earlier][expert, :end], ds[earlier][expert, :end], row
-            row += xs[earlier].shape[1]
-
-    def _block(self, x1: Tensor, d1: Tensor, x2: Tensor, d2: Tensor) -> Tensor:
-        """[g1, K, g2, K]"""
-        (g1, p1, _), (g2, p2, _), tasks = x1.shape, d2.shape, self.tasks
-        xx = (x1.reshape(g1 * p1, -1) @ x2.reshape(g2 * p2, -1).T).view(g1 * p1, g2, p2)
-        passed = torch.bmm(xx.transpose(0, 1), d2)  # (X_g X_hᵀ) D_h [g2, g1 * p1, K * out]
-        passed = passed.view(g2, g1, p1, tasks, -1).permute(1, 0, 3, 2, 4).reshape(g1, g2 * tasks, -1)
-        own = d1.reshape(g1, p1, tasks, -1).transpose(1, 2).reshape(g1, tasks, -1)  # [g1, K, p1 * out]
-        return torch.bmm(own, passed.mT).view(g1, tasks, g2, tasks)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
@@ -239,6 +228,12 @@ class Products(Block):
             group += x.shape[1]
         total: Tensor = sum(grads[1:], grads[0])
         return total.flatten()
+
+
+@lru_cache(maxsize=64)
+def _members(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    members: Tensor = torch.block_diag(*(torch.ones(1, size) for size in sizes))
+    return members.to(device, dtype)
 
 
 def _with_ones(x: Tensor) -> Tensor:

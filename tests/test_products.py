@@ -1,0 +1,88 @@
+"""Rows of a matrix product, or only their inner products: two ways to the same numbers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gdod
+from gdod.rows import contraction
+from gdod.rows.contraction import Contraction, Products
+from gdod.rows.cotangent import Cotangent
+from gdod.rows.groups import Groups, Owner
+
+EXAMPLES, INPUTS, OUTPUTS, TASKS = 10, 5, 4, 3
+
+
+def products(monkeypatch: pytest.MonkeyPatch, rows: bool, groups: int, experts: int, bias: bool) -> Products:
+    monkeypatch.setattr(Products, "_rows_are_cheaper", lambda self: rows)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x = draw(experts, EXAMPLES, INPUTS)
+    deltas = draw(TASKS, experts, EXAMPLES, OUTPUTS) if experts > 1 else draw(TASKS, EXAMPLES, OUTPUTS)
+    shape = (experts, INPUTS, OUTPUTS) if experts > 1 else (INPUTS, OUTPUTS)
+    cotangent = Cotangent(deltas, Groups(EXAMPLES, groups), Owner(1 if experts > 1 else 0, 1))
+    weight, column = nn.Parameter(draw(*shape)), nn.Parameter(draw(OUTPUTS))
+    return Products(
+        [(Contraction(left=False, saved="x"), x, cotangent)],
+        (weight, weight.shape, []),
+        (column, column.shape, []) if bias else None,
+    )
+
+
+@pytest.mark.parametrize("chunk", [2**22, 30], ids=["at once", "in chunks"])
+@pytest.mark.parametrize(("experts", "bias"), [(1, False), (1, True), (3, False)])
+@pytest.mark.parametrize("groups", [1, 4, 5, EXAMPLES])
+@torch.no_grad()
+def test_inner_products_without_rows(
+    monkeypatch: pytest.MonkeyPatch, groups: int, experts: int, bias: bool, chunk: int
+) -> None:
+    monkeypatch.setattr(contraction, "_CHUNK", chunk)
+    by_rows = products(monkeypatch, True, groups, experts, bias)
+    between = products(monkeypatch, False, groups, experts, bias)
+    assert by_rows.rows is not None
+    assert between.rows is None
+    torch.testing.assert_close(between.gram(precise=True), by_rows.gram(precise=True))
+    weights = torch.linspace(-1, 1, groups * TASKS, dtype=torch.float64)
+    for (_, one), (_, other) in zip(between.combine(weights), by_rows.combine(weights), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_inner_products_over_the_weight_or_the_bias_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {}
+    for rows in (True, False):
+        block = products(monkeypatch, rows, groups=4, experts=1, bias=True)
+        assert block.bias is not None
+        parts = [block.gram(True, frozenset([id(part[0])])) for part in (block.weight, block.bias)]
+        torch.testing.assert_close(parts[0] + parts[1], block.gram(True))
+        whole[rows] = parts
+    torch.testing.assert_close(whole[True], whole[False])
+
+
+@pytest.mark.parametrize("method", ["gdod", "gradreg", "gradnorm"])
+def test_a_model_is_updated_the_same_either_way(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    grads = []
+    for rows in (True, False):
+        monkeypatch.setattr(Products, "_rows_are_cheaper", lambda self, rows=rows: rows)
+        torch.manual_seed(0)
+        bottom, heads = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double(), nn.Linear(5, 2).double()
+        losses = heads(bottom(torch.randn(9, 6, dtype=torch.float64))).square()
+        gdod.backward(losses, gdod.method(method))
+        grads.append([p.grad for p in (*bottom.parameters(), *heads.parameters())])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize(
+    ("places", "inputs", "outputs", "tasks", "rows"),
+    [(256, 16, 256, 2, True), (256, 233, 256, 2, False), (256, 233, 32, 6, True), (4096, 233, 256, 2, True)],
+)
+def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks: int, rows: bool) -> None:
+    """As measured on the layers of the benchmarks."""
+    cotangent = Cotangent(torch.zeros(tasks, places, outputs), Groups(places, 16), Owner(0, 1))
+    weight = nn.Parameter(torch.zeros(inputs, outputs))
+    uses = [(Contraction(left=False, saved="x"), torch.zeros(1, places, inputs), cotangent)]
+    with torch.no_grad():
+        assert (Products(uses, (weight, weight.shape, []), None).rows is not None) == rows
