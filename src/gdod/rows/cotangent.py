@@ -57,6 +57,12 @@ class Cotangent:
         return self.found.shape[1:] if isinstance(self.found, Tensor) else self.found[0].shape
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether elements lie group by group, as many in each."""
+        owner = self.owner
+        return owner.dim == 0 and owner.inner * self.groups.examples == self.shape[0] and self.groups.even
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.found.dtype if isinstance(self.found, Tensor) else self.found[0].dtype
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from gdod.rows.workspace import zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
-# Numbers in the matrix of all rows on all ids of a batch up to which it is simply made.
-_MERGE_ALL = 2**19
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,10 @@ class Tables(Block):
         self.ids, self.rows = _joined(ids), offset  # [E]
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         self.values = _joined([entries.values(cotangent) for _, entries, cotangent in uses], 1)  # [K, E, d]
+        # Whether the uses are equally long and each has its entries group by group, as many in each.
+        self.in_order = len({entries.ids.shape for _, entries, _ in uses}) == 1 and all(
+            entries.places is None and cotangent.is_in_order for _, entries, cotangent in uses
+        )
         self.merged: Tensor | None = None  # rows of small tables, once they are made [N, rows * d]
 
     @property
@@ -129,7 +131,7 @@ class Tables(Block):
         return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        """Rows merged by id. With many ids, only those that occur more than once: others meet only themselves."""
+        """Rows of small tables. In large ones an id that occurs once meets only itself; the others are merged."""
         values = self.values.double() if precise else self.values
         if only is not None:
             values = values * self._belongs_to(only).unsqueeze(1)
@@ -138,16 +140,12 @@ class Tables(Block):
             if not precise and only is None and len(merged) == 1:
                 self.merged = merged[0]
             return sum_of_products(merged)
-        distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
-        if self.groups * self.tasks * distinct.shape[0] * values.shape[2] <= _MERGE_ALL:
-            return sum_of_products(self._merged(values, number, self.group, distinct.shape[0]))
-        repeated = counts > 1
-        again = repeated[number]  # [E]
-        gram = self._of_single(values * ~again.unsqueeze(1))
-        if distinct.shape[0] < number.shape[0]:
-            at = again.nonzero().squeeze(1)
-            number = repeated.cumsum(0).sub_(1)[number[at]]  # of an id among the repeated ones
-            gram += sum_of_products(self._merged(values[:, at], number, self.group[at], int(repeated.sum())))
+        gram = self._with_themselves(values, self.group)
+        if (at := self._repeated).numel():
+            some, group = values[:, at], self.group[at]
+            distinct, number = torch.unique(self.ids[at], return_inverse=True)
+            gram += sum_of_products(self._merged(some, number, group, distinct.shape[0]))
+            gram -= self._with_themselves(some, group)
         return gram
 
     @property
@@ -155,12 +153,22 @@ class Tables(Block):
         """Whether rows of the tables are looked up again and again."""
         return self.rows <= self.ids.shape[0]
 
-    def _of_single(self, values: Tensor) -> Tensor:
-        """The Gram matrix of entries each of which meets only itself: nothing between groups."""
+    @cached_property
+    def _repeated(self) -> Tensor:
+        """Entries whose id occurs more than once."""
+        ids, order = self.ids.sort()
+        at = (ids[1:] == ids[:-1]).nonzero().squeeze(1)
+        return torch.cat([order[at], order[at + 1]]).unique() if at.numel() else at
+
+    def _with_themselves(self, values: Tensor, group: Tensor) -> Tensor:
+        """What the Gram matrix has if each entry meets only itself: nothing between groups."""
         groups, tasks = self.groups, self.tasks
-        entries = values.transpose(0, 1)  # [E, K, d]
-        own = values.new_zeros(groups, tasks, tasks)
-        own.index_add_(0, self.group, torch.bmm(entries, entries.mT))  # [E, K, K]
+        if self.in_order and group is self.group:
+            by_group = values.view(tasks, len(self.uses), groups, -1).permute(2, 0, 1, 3).reshape(groups, tasks, -1)
+            own = torch.bmm(by_group, by_group.mT)  # [groups, K, K]
+        else:
+            entries = values.transpose(0, 1)  # [E, K, d]
+            own = values.new_zeros(groups, tasks, tasks).index_add_(0, group, torch.bmm(entries, entries.mT))
         gram = values.new_zeros(groups, tasks, groups, tasks)
         gram.diagonal(dim1=0, dim2=2).copy_(own.permute(1, 2, 0))
         return gram.view(groups * tasks, groups * tasks)

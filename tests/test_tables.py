@@ -1,0 +1,59 @@
+"""Embedding tables in every proportion of ids, rows and groups, against gradients of whole tables."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gdod
+
+EXAMPLES, TASKS = 12, 2
+
+
+class Net(nn.Module):
+    def __init__(self, rows: tuple[int, int], ids: tuple[Tensor, ...], sparse: bool) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(count, 3, sparse=sparse) for count in rows)
+        self.ids = ids
+        self.heads = nn.Linear(3 * len(ids), TASKS)
+
+    def forward(self) -> Tensor:
+        """[B, tasks]. The first table serves the first use, the other one all others."""
+        found = [self.tables[min(use, 1)](ids) for use, ids in enumerate(self.ids)]
+        return self.heads(torch.cat([x.sum(1) if x.dim() == 3 else x for x in found], 1).tanh()).square()
+
+
+def draw(kind: str, rows: int, *shape: int) -> Tensor:
+    if kind == "once":
+        return torch.randperm(rows)[: torch.Size(shape).numel()].view(shape)
+    return torch.randint(0, rows if kind == "some" else 2, shape)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("groups", [1, 4, 5, EXAMPLES])
+@pytest.mark.parametrize("repeated", ["once", "some", "often"])
+@pytest.mark.parametrize("rows", [(50, 60), (50, 7), (4, 6)], ids=str)
+@pytest.mark.parametrize("form", ["one each", "two of one table", "a list"])
+def test_gram_and_update(rows: tuple[int, int], form: str, repeated: str, groups: int, sparse: bool) -> None:
+    if repeated == "once" and min(rows) < 2 * EXAMPLES:
+        pytest.skip("more entries than ids")
+    ids = [draw(repeated, rows[0], EXAMPLES), draw(repeated, rows[1], EXAMPLES)]
+    if form == "two of one table":
+        ids.append(draw(repeated, rows[1], EXAMPLES))
+    if form == "a list":
+        ids[1] = draw("some", rows[1], EXAMPLES, 3)
+    net = Net(rows, tuple(ids), sparse).double()
+    tables = [table.weight for table in net.tables]
+
+    losses = net()
+    expected = []
+    for chunk in losses.tensor_split(groups):
+        for task in range(TASKS):
+            grads = torch.autograd.grad(chunk[:, task].mean(), tables, retain_graph=True)
+            expected.append(torch.cat([grad.to_dense().flatten() for grad in grads]))
+    m = torch.stack(expected)
+    info = gdod.backward(losses, gdod.GDOD(groups=groups), shared=tables)
+    assert info.gram is not None
+    assert info.slow == ()
+    torch.testing.assert_close(info.gram.matrix, m @ m.T)
+    found = torch.cat([table.grad.to_dense().flatten() for table in tables if table.grad is not None])
+    torch.testing.assert_close(found, info.weights.rows @ m)
