@@ -8,12 +8,12 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 .PHONY: help demo test test-all lint format bench
 
 help:
-	@echo "make demo      train small models with the plain sum, GDOD and Weighted-GDOD; print a table"
+	@echo "make demo      nine methods on simulated ads: a table, and a report for the browser"
 	@echo "make test      run the tests (without the slow ones)"
 	@echo "make test-all  run all tests"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the style that lint checks"
-	@echo "make bench     measure speed and memory (a few minutes); results in benchmarks/results/"
+	@echo "make bench     measure speed and memory (ten minutes or so); results in benchmarks/results/"
 
 # The build tools come first, from the same pins, so that the project is built with them and pip
 # makes no environment of its own for the build.
@@ -47,3 +47,6 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.loop
+	$(BIN)/python -m benchmarks.ads
+	$(BIN)/python -m benchmarks.data
