@@ -1,52 +1,75 @@
-"""The demo runs from the command line and its tables say what was measured."""
+"""The demo runs from the command line, and its tables and report say what was measured."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from gdod import demo
 from gdod.cli import app
+from gdod.experiments.plan import PAPER
 
 
-def test_the_command_prints_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    result = CliRunner().invoke(app, ["demo", "--steps", "2"])
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What `gdod demo --quick` prints without a terminal, and its folder."""
+    place = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GDOD_CACHE", str(place / "cache"))
+        patch.setenv("COLUMNS", "80")
+        result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(place / "out")])
     assert result.exit_code == 0, result.output
-    for expected in ("Two tasks", "Six tasks", "plain sum", "GDOD", "Weighted-GDOD", "1.00×"):
-        assert expected in result.output
-    assert "\x1b" not in result.output
+    return result.output, place / "out"
 
 
-def test_the_command_refuses_no_steps() -> None:
-    assert CliRunner().invoke(app, ["demo", "--steps", "0"]).exit_code == 2
+def test_the_command_prints_both_tables_and_where_the_report_is(done: tuple[str, Path]) -> None:
+    output, folder = done
+    for expected in (*PAPER, "AUC on test data", "Log loss on test data", "best reachable", "1.00×", "[18/18]"):
+        assert expected in output
+    assert f"Report: {folder / 'report.html'}" in output
+    assert "\x1b" not in output  # no terminal, no colours, no bars
+    assert "…" not in output  # the tables fit into 80 columns
+    assert "<script src" not in (folder / "report.html").read_text()
 
 
-def test_the_bar_is_drawn_in_a_terminal_and_the_tables_fit_it() -> None:
+def test_the_table_has_the_means_of_the_runs(done: tuple[str, Path]) -> None:
+    output, folder = done
+    results = [json.loads(path.read_text()) for path in folder.glob("runs/shared-bottom-gdod-seed*/result.json")]
+    assert len(results) == demo.SEEDS
+    tasks = [sum(one["test"]["tasks"][task]["auc"] for one in results) / len(results) for task in ("click", "visit")]
+    row = next(line for line in output.splitlines() if line.split()[:1] == ["gdod"])
+    assert row.split()[1:3] == [f"{value:.4f}" for value in tasks]
+
+
+def test_the_best_reachable_auc_is_the_simulators(done: tuple[str, Path]) -> None:
+    output, folder = done
+    best = demo.best_reachable(demo.demo_plan(quick=True))
+    notes = json.loads((folder / "runs/shared-bottom-sum-seed0/about.json").read_text())["data"]["notes"]
+    for task, value in best.items():
+        assert value is not None
+        assert any(note.startswith(f"{task}:") and note.endswith(f"{value:.4f}") for note in notes)
+        assert f"{value:.4f}" in output
+
+
+def test_again_nothing_is_trained_and_a_terminal_gets_the_same_tables(
+    done: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, folder = done
+    monkeypatch.setenv("GDOD_CACHE", str(folder.parent / "cache"))
     screen = io.StringIO()
-    demo.run(steps=2, console=Console(file=screen, force_terminal=True, width=80, no_color=True))
-    assert "steps" in screen.getvalue()
-    assert "…" not in screen.getvalue()
+    outcome = demo.run(folder, quick=True, console=Console(file=screen, force_terminal=True, width=80, no_color=True))
+    assert outcome.failed == {}
+    assert "18 of 18 runs are finished already" in screen.getvalue()
+    rows = [line.split() for line in output.splitlines() if line.startswith(" gdod")]
+    assert [line.split() for line in screen.getvalue().splitlines() if line.startswith(" gdod")] == rows
 
 
-def test_training_learns_and_keeps_less_than_everything() -> None:
-    problem = demo.PROBLEMS[0]
-    plain, gdod_outcome, weighted = demo.train(problem, steps=150, seed=0, on_step=lambda: None)
-    assert (plain.energy_kept, plain.slowdown) == (1.0, 1.0)
-    for outcome in (plain, gdod_outcome, weighted):
-        assert min(outcome.auc.values()) > 0.55
-    for outcome in (gdod_outcome, weighted):
-        assert 0 < outcome.energy_kept < 1
-
-
-def test_the_same_seed_makes_the_same_data_and_tasks_differ() -> None:
-    problem = demo.PROBLEMS[1]
-    (first, _), (second, _) = (demo.make_data(problem, seed=3) for _ in range(2))
-    assert torch.equal(first.ids, second.ids)
-    assert torch.equal(first.labels, second.labels)
-    rates = first.labels.mean(0)
-    assert ((rates > 0.1) & (rates < 0.6)).all()
-    correlation = torch.corrcoef(first.labels.T)
-    assert correlation.triu(1).min() < 0  # some tasks pull apart
+def test_the_plan_is_the_papers_methods_with_two_seeds() -> None:
+    plan = demo.demo_plan(seed=5)
+    assert [method.name for method in plan.methods] == list(PAPER)
+    assert plan.seeds == (5, 6)
+    assert plan.config.data.options["conflict"] > 0
+    assert plan.config.data.options["seed"] == 5

@@ -7,7 +7,7 @@ except ModuleNotFoundError as error:
         f"The command line needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
     ) from error
 
-from gdod.cli import demo
+from gdod.cli import compare, data, demo, predict, report, train, tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,8 +17,14 @@ app = typer.Typer(
 
 @app.callback()
 def main() -> None:
-    # A callback keeps `demo` a named command while it is the only one.
     pass
 
 
 app.command()(demo.demo)
+app.add_typer(data.app, name="data")
+app.command(epilog=train.EXAMPLES + train.EXIT_CODES)(train.train)
+app.command(epilog=compare.EXAMPLES + compare.EXIT_CODES)(compare.compare)
+app.command(epilog=tune.EXAMPLES + tune.EXIT_CODES)(tune.tune)
+app.command(epilog=predict.PREDICT_EXAMPLES + train.EXIT_CODES)(predict.predict)
+app.command(epilog=predict.EVALUATE_EXAMPLES + train.EXIT_CODES)(predict.evaluate)
+app.command(epilog=report.EXAMPLES + train.EXIT_CODES)(report.report)

@@ -1,15 +1,24 @@
 """`gdod demo`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gdod.cli.compare import end, stopping_told
+from gdod.cli.train import explained
+
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps for each method.")] = 600,
-    seed: Annotated[int, typer.Option(help="Seed of the data, the models and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data, the models and the batches.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. (default: runs/demo-seed0)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only, to see that it works.")] = False,
 ) -> None:
-    """Train a two-task and a six-task model on made data with three methods; print a table each."""
-    from gdod.demo import run
+    """Train the paper's nine methods on simulated ads; print tables and write a report (2 minutes).
 
-    run(steps=steps, seed=seed)
+    What is finished in the folder is not repeated: after an interruption, give the same command again.
+    """
+    with explained(), stopping_told():
+        from gdod.demo import run
+
+        end(run(out or Path("runs") / f"demo{'-quick' if quick else ''}-seed{seed}", seed, quick=quick))

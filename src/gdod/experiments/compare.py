@@ -1,0 +1,193 @@
+"""A comparison: its runs in parallel processes, then the tables and the page. Given again, it goes on where it was.
+
+plan = read_plan(options={"data.source": "ads", "methods": ["sum", "gdod"], "seeds": 3})
+outcome = compare(plan, "comparison")
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdod.errors import InputError
+from gdod.experiments.lock import locked
+from gdod.experiments.plan import Plan, Planned
+from gdod.experiments.pool import Ended, Job, cores, run_jobs
+from gdod.experiments.watch import Silent
+from gdod.report import Study, load_studies, write_report
+from gdod.training.evaluation import check_monitor
+from gdod.training.files import check_writable, make_folder, read_json, write_json
+from gdod.training.job import check_folder
+from gdod.training.run import Folder, versions
+
+if TYPE_CHECKING:
+    from gdod.data import Dataset
+    from gdod.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison left behind."""
+
+    folder: Path
+    study: Study
+    failed: dict[str, str]
+    """Messages by run."""
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def markdown(self) -> Path:
+        return self.folder / "tables.md"
+
+    @property
+    def csv(self) -> Path:
+        return self.folder / "figures.csv"
+
+
+def compare(
+    plan: Plan,
+    out: str | Path,
+    *,
+    processes: int | None = None,
+    watch: Silent | None = None,
+    command: Sequence[str] | None = None,
+) -> Outcome:
+    """Makes the runs that are not finished yet, and writes the tables and the page.
+
+    Args:
+        plan: what to run, e.g. from `read_plan`.
+        out: the folder of the comparison. Finished runs in it are kept, others go on where they were.
+        processes: how many runs at a time; None: as many as there are cores, or GPUs.
+        watch: is told how far the runs are.
+        command: what the runs say that they were started with.
+    """
+    folder, watch = Path(out), watch or Silent()
+    _check_place(folder)
+    runs = {run.name: _in_its_folder(run, _place(folder, run)) for run in plan.runs}
+    make_folder(folder / "runs")
+    with locked(folder, watch.say) as handles, watch:
+        dataset = prepare_data(plan.config)
+        check_tasks(plan.config, dataset)
+        _describe(plan, dataset, folder)
+        processes, threads = share_cores(processes, len(runs), plan.config.threads)
+        todo = [
+            Job(name, place.path, with_threads(config, threads))
+            for name, (place, config) in runs.items()
+            if not place.is_finished
+        ]
+        watch.begin(len(runs), len(runs) - len(todo))
+        failed: dict[str, str] = {}
+
+        def note(ended: Ended) -> None:
+            if ended.message is not None:
+                failed[ended.job.name] = ended.message
+
+        run_jobs(iter(todo), processes, threads=threads, watch=watch, on_end=note, command=command, keep_open=handles)
+    return _written(plan, folder, failed)
+
+
+def share_cores(processes: int | None, runs: int, threads: int | None) -> tuple[int, int]:
+    """How many processes, and how many threads each of them has."""
+    if processes is not None and processes < 1:
+        raise InputError(f"jobs={processes}; expected at least 1")
+    processes = processes or _default_processes()
+    processes = max(1, min(processes, runs))
+    return processes, threads or max(1, cores() // processes)
+
+
+def prepare_data(config: "TrainConfig") -> "Dataset":
+    """Puts the data into the cache, from where all processes take it."""
+    from gdod.data import open_prepared, prepare
+
+    data = config.data
+    place = prepare(
+        data.source, schema=data.schema_file, labels=data.labels, folder=data.folder, cache=data.cache, **data.options
+    )
+    return open_prepared(place, stream=True)
+
+
+def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
+    """What every run would be refused for is refused here, once."""
+    names = [task.name for task in dataset.tasks]
+    check_monitor(config.stopping.monitor, dataset.tasks)
+    if unknown := [name for name in config.task_weights or {} if name not in names]:
+        raise InputError(f"task_weights names {unknown[0]!r}; the tasks are {', '.join(map(repr, names))}")
+
+
+def with_threads(config: "TrainConfig", threads: int) -> "TrainConfig":
+    return config if config.threads is not None else config.model_copy(update={"threads": threads})
+
+
+def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
+    """The configuration, after making sure that a run in the folder has the same.
+
+    A run keeps its number of threads: with another one it would round in another way.
+    """
+    if place.is_run:
+        stored = place.read_config()
+        if config.threads is None:
+            config = config.model_copy(update={"threads": stored.threads})
+        check_folder(config, place, resume=True)
+    return config
+
+
+def _default_processes() -> int:
+    import torch
+
+    return torch.cuda.device_count() or cores()
+
+
+def _check_place(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; expected a folder, or a name for a new one")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "runs").is_dir():
+        raise InputError(f"the folder {folder} holds other files; choose a new one with --out")
+    check_writable(folder)
+
+
+def _place(folder: Path, run: Planned) -> Folder:
+    return Folder((folder / "runs" / run.name).absolute())
+
+
+def _in_its_folder(run: Planned, place: Folder) -> tuple[Folder, "TrainConfig"]:
+    return place, continued(run.config, place)
+
+
+def _describe(plan: Plan, dataset: "Dataset", folder: Path) -> None:
+    path = folder / "comparison.json"
+    before = read_json(path, "what a comparison was asked for") if path.exists() else {}
+    if before.get("fingerprint", dataset.fingerprint) != dataset.fingerprint:
+        raise InputError(
+            f"the comparison in {folder} is on other data (fingerprint {before['fingerprint']}, "
+            f"now {dataset.fingerprint}); choose another folder with --out"
+        )
+    content: dict[str, Any] = {
+        "data": dataset.name,
+        "fingerprint": dataset.fingerprint,
+        **plan.to_json(),
+        "started": before.get("started", datetime.now(UTC).isoformat(timespec="seconds")),
+        "versions": versions(),
+    }
+    write_json(path, content)
+
+
+def _written(plan: Plan, folder: Path, failed: dict[str, str]) -> Outcome:
+    baseline = _baseline_name(plan, folder)
+    found = load_studies([folder], baseline=baseline)
+    outcome = Outcome(folder, found[0], failed)
+    write_report([folder], outcome.report, markdown=outcome.markdown, csv=outcome.csv, baseline=baseline)
+    return outcome
+
+
+def _baseline_name(plan: Plan, folder: Path) -> str | None:
+    """What the report calls the baseline: it names a method with the options in which it differs from others."""
+    names = {run.name for run in plan.runs if run.method == plan.baseline and run.model in plan.models}
+    for study in load_studies([folder]):
+        for setting in study.settings:
+            if any(run.name in names for run in setting.runs):
+                return setting.method
+    return None

@@ -1,0 +1,255 @@
+"""What a comparison is to run: models × methods × seeds, each with its whole configuration, checked before any work."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gdod.errors import InputError
+from gdod.training.config import Settings, TrainConfig, check_config, merged, nested, read_settings
+from gdod.training.config import _inside as from_folder
+from gdod.training.job import absolute, check
+
+PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
+"""The methods that the GDOD paper compares."""
+SINGLE_TASK = "single-task"
+SEEDS = 3
+
+_SINGULAR = {"models": "model", "methods": "method", "seeds": "seed"}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model or a method with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What it is called in names of folders: `cagrad_c=0.3`."""
+        if not self.options:
+            return self.name
+        text = ",".join(f"{name}={value}" for name, value in self.options.items())
+        safe = re.sub(r"[^\w.=,+-]+", "", text)
+        if len(safe) > 60:
+            safe = f"{safe[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+        return f"{self.name}_{safe}"
+
+    def to_json(self) -> Settings:
+        return {"name": self.name, "options": dict(self.options)}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run."""
+
+    name: str
+    model: Spec
+    method: Spec
+    seed: int
+    config: TrainConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a comparison, in the order in which they are made."""
+
+    models: tuple[Spec, ...]
+    methods: tuple[Spec, ...]
+    seeds: tuple[int, ...]
+    baseline: Spec
+    single_task: Spec | None
+    runs: tuple[Planned, ...]
+    tuned: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> TrainConfig:
+        """Of the first run: data, stopping and the like are the same in all."""
+        return self.runs[0].config
+
+    def to_json(self) -> Settings:
+        """What `comparison.json` says. Names are as in the names of run folders."""
+        common = self.config.model_dump(mode="json")
+        return {
+            "models": [{**spec.to_json(), "name": spec.label, "model": spec.name} for spec in self.models],
+            "methods": [{**spec.to_json(), "name": spec.label, "method": spec.name} for spec in self.methods],
+            "seeds": list(self.seeds),
+            "baseline": self.baseline.label,
+            "single_task": self.single_task is not None,
+            "tuned": list(self.tuned),
+            "settings": {name: value for name, value in common.items() if name not in ("model", "method", "seed")},
+        }
+
+
+def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> Plan:
+    """The comparison that a YAML or TOML file describes, with options over it.
+
+    Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
+    {name, options}), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
+    """
+    settings: Settings = {} if file is None else from_folder(read_settings(file), file.parent)
+    tuned = [file.parent / one for one in _texts("tuned", settings.pop("tuned", []))] if file is not None else []
+    given = nested(options or {})
+    tuned = [Path(one) for one in _texts("tuned", given.pop("tuned", []))] or tuned
+    for plural, singular in _SINGULAR.items():
+        if plural in given:
+            settings.pop(singular, None)
+    return make_plan(merged(settings, given), tuned)
+
+
+def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Plan:
+    rest = {"tensorboard": False, **settings}
+    models = _specs(rest, "models", ("shared-bottom",))
+    methods = _specs(rest, "methods", PAPER)
+    seeds = read_seeds(rest)
+    single = _flag(rest, "single_task")
+    alone = next((model for model in models if model.name == SINGLE_TASK), Spec(SINGLE_TASK))
+    single = single or alone in models
+    models = tuple(model for model in models if model.name != SINGLE_TASK)
+    if not models:
+        raise InputError("models: there is none besides 'single-task'; expected at least one that is compared with it")
+    baseline = _baseline(rest.pop("baseline", None), methods)
+    found = [_Tuned.read(path) for path in tuned]
+    pairs = [(model, method) for model in models for method in methods]
+    for one in found:
+        one.check_used(pairs)
+    if single:
+        pairs.append((alone, Spec("sum")))
+    # All of one seed before the next: a comparison that is stopped early has something of everything.
+    runs = tuple(_planned(rest, model, method, seed, found) for seed in seeds for model, method in pairs)
+    for run in runs[: len(pairs)]:
+        check(run.config)
+    return Plan(
+        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in found)
+    )
+
+
+def read_spec(given: object, what: str) -> Spec:
+    """`cagrad`, `cagrad:c=0.3,rescale=1` or {name: cagrad, options: {c: 0.3}}."""
+    if isinstance(given, Mapping):
+        options = given.get("options", {})
+        if set(given) - {"name", "options"} or not isinstance(given.get("name"), str) or not isinstance(options, dict):
+            raise InputError(f"{what}: {given!r}; expected a name, or {{name: ..., options: {{...}}}}")
+        return Spec(given["name"], options)
+    if not isinstance(given, str) or not given.strip():
+        raise InputError(f"{what}: {given!r}; expected a name such as 'gdod', or with options 'cagrad:c=0.3'")
+    name, sign, text = given.strip().partition(":")
+    if not sign:
+        return Spec(name)
+    options = {}
+    for pair in re.split(r",(?=\s*\w+\s*=)", text):  # not at the commas of a list
+        option, sign, value = pair.partition("=")
+        if not sign or not option.strip() or not value.strip():
+            raise InputError(f"{what}: {given!r}; expected options as name=value, e.g. 'cagrad:c=0.3,rescale=1'")
+        options[option.strip()] = read_value(value)
+    return Spec(name, options)
+
+
+def read_value(text: str) -> Any:
+    """A value as YAML has it; 1e-3 is a number, too."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"the value {text!r} cannot be read: {error}") from error
+    number = isinstance(found, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", found, re.IGNORECASE)
+    return float(found) if number else found
+
+
+def _specs(rest: Settings, what: str, default: Iterable[str]) -> tuple[Spec, ...]:
+    singular = _SINGULAR[what]
+    if what in rest and singular in rest:
+        raise InputError(f"both `{what}` and `{singular}` are given; expected one of them")
+    given = rest.pop(what, None)
+    if given is None:
+        given = [rest.pop(singular)] if singular in rest else list(default)
+    if not isinstance(given, list | tuple) or not given:
+        raise InputError(f"{what}={given!r}; expected a list of names, e.g. [sum, gdod]")
+    found = tuple(read_spec(one, what) for one in given)
+    labels = [spec.label for spec in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise InputError(f"{what}: {twice!r} is given twice")
+    return found
+
+
+def read_seeds(rest: Settings, default: int = SEEDS) -> tuple[int, ...]:
+    """Takes the seeds out of the settings."""
+    if "seeds" in rest and "seed" in rest:
+        raise InputError("both `seeds` and `seed` are given; expected one of them")
+    seed = rest.pop("seed", None)
+    given = rest.pop("seeds", default if seed is None else [seed])
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return tuple(range(given))
+    whole = isinstance(given, list | tuple) and all(type(one) is int and one >= 0 for one in given)
+    if not whole or not given or len(set(given)) < len(given):
+        raise InputError(f"seeds={given!r}; expected how many, or a list of different whole numbers, e.g. [0, 1, 2]")
+    return tuple(given)
+
+
+def _flag(rest: Settings, name: str) -> bool:
+    value = rest.pop(name, False)
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r}; expected true or false")
+    return value
+
+
+def _texts(name: str, given: object) -> list[str]:
+    given = [given] if isinstance(given, str | Path) else given
+    if not isinstance(given, list | tuple):
+        raise InputError(f"{name}={given!r}; expected a list of files")
+    return [str(one) for one in given]
+
+
+def _baseline(given: object, methods: Sequence[Spec]) -> Spec:
+    if given is None:
+        return next((spec for spec in methods if spec.name == "sum"), methods[0])
+    wanted = read_spec(given, "baseline")
+    found = [spec for spec in methods if wanted in (spec, Spec(spec.name))]
+    if len(found) != 1:
+        known = ", ".join(repr(spec.label) for spec in methods)
+        raise InputError(f"baseline={given!r} is {'several' if found else 'none'} of the methods: {known}")
+    return found[0]
+
+
+def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Sequence[_Tuned]") -> Planned:
+    settings: Settings = common
+    for one in tuned:
+        if one.fits(model, method):
+            settings = merged(settings, one.settings)
+    over: Settings = {"seed": seed}
+    for what, spec in (("model", model), ("method", method)):
+        over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
+    config = absolute(check_config(merged(settings, over)))
+    return Planned(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What `gdod tune` found for one model and one method."""
+
+    path: Path
+    settings: Settings
+
+    @staticmethod
+    def read(path: Path) -> "_Tuned":
+        file = path / "best.yaml" if path.is_dir() else path
+        settings = read_settings(file)
+        for what in ("model", "method"):
+            if not isinstance(settings.get(what), dict) or "name" not in settings[what]:
+                raise InputError(f"{file} names no {what}; expected a best.yaml that gdod tune wrote")
+        if outside := {"data", "seed"} & set(settings):
+            raise InputError(f"{file} sets {', '.join(sorted(outside))}, which are the comparison's to say")
+        return _Tuned(file, settings)
+
+    def fits(self, model: Spec, method: Spec) -> bool:
+        names = (self.settings["model"]["name"], self.settings["method"]["name"])
+        return names == (model.name, method.name)
+
+    def check_used(self, pairs: Iterable[tuple[Spec, Spec]]) -> None:
+        if not any(self.fits(model, method) for model, method in pairs):
+            names = f"{self.settings['model']['name']} with {self.settings['method']['name']}"
+            raise InputError(f"{self.path} is for {names}, which is not among the runs; leave it out, or add them")

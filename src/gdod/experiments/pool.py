@@ -1,0 +1,251 @@
+"""Runs in parallel: a few processes, each of which trains one run after the other.
+
+A process stays for many runs, since loading torch takes longer than many a run of a comparison does. One
+that dies takes only its run with it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gdod.training.files import make_folder, write_json
+from gdod.training.run import Folder
+
+if TYPE_CHECKING:
+    from gdod.training.config import TrainConfig
+
+Json = dict[str, Any]
+
+_GRACE = 60.0  # seconds that a process has to save its run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made."""
+
+    name: str
+    folder: Path
+    config: "TrainConfig"
+    test: bool = True
+    """Whether the test part may be looked at, at the end."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: with a result, or with a message that says why there is none."""
+
+    job: Job
+    result: Json | None
+    message: str | None = None
+    trace: str | None = None
+    """Where in the program, if nobody foresaw it."""
+
+
+class Watch(Protocol):
+    """Is told how far the runs are."""
+
+    def told(self, job: Job, event: Json) -> None: ...
+
+    def ended(self, ended: Ended) -> None: ...
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_jobs(
+    jobs: Iterator[Job],
+    processes: int,
+    *,
+    threads: int,
+    watch: Watch,
+    on_end: Callable[[Ended], None] | None = None,
+    command: Sequence[str] | None = None,
+    keep_open: Sequence[int] = (),
+) -> None:
+    """Makes the runs, as many at a time as there are processes. The next job is asked for when a process is free.
+
+    Args:
+        threads: of torch, in each process.
+        on_end: is called after every run, before the next job is asked for.
+        command: what the runs' `about.json` say that they were started with.
+        keep_open: file descriptors that the processes hold as long as they live.
+
+    Ctrl-C: every run that is going on saves first, then KeyboardInterrupt goes on.
+    """
+    crew = _Crew(processes, threads, tuple(keep_open))
+    try:
+        while True:
+            while (hand := crew.free()) is not None and (job := next(jobs, None)) is not None:
+                hand.give(job, command)
+            if not crew.busy:
+                return
+            hand, event = crew.events.get()
+            if hand.job is None:
+                continue  # ended without work, as it was told to
+            watch.told(hand.job, event)
+            ended = hand.take(event)
+            if ended is not None:
+                if ended.message is not None:
+                    _note_failure(ended)
+                if on_end is not None:
+                    on_end(ended)
+                watch.ended(ended)
+    finally:
+        crew.dismiss()
+
+
+class _Crew:
+    """The processes."""
+
+    def __init__(self, size: int, threads: int, keep_open: tuple[int, ...]) -> None:
+        self.size, self.threads, self.keep_open = size, threads, keep_open
+        self.hands: list[_Hand] = []
+        self.events: SimpleQueue[tuple[_Hand, Json]] = SimpleQueue()
+
+    @property
+    def busy(self) -> bool:
+        return any(hand.job is not None for hand in self.hands)
+
+    def free(self) -> "_Hand | None":
+        """A process without work; a new one if there may be more of them."""
+        there = [hand for hand in self.hands if not hand.gone]
+        for hand in there:
+            if hand.job is None:
+                return hand
+        if len(there) == self.size:
+            return None
+        taken = {hand.place for hand in there}
+        place = next(place for place in range(self.size) if place not in taken)
+        self.hands.append(_Hand(place, self))
+        return self.hands[-1]
+
+    def dismiss(self) -> None:
+        """Has every process save its run and end."""
+        try:
+            for hand in self.hands:
+                hand.close()
+            for hand in self.hands:
+                hand.wait(_GRACE)
+        finally:  # a second Ctrl-C, or one that does not end
+            for hand in self.hands:
+                hand.kill()
+
+
+class _Hand:
+    """One process, and the run it is at."""
+
+    def __init__(self, place: int, crew: _Crew) -> None:
+        self.place = place
+        self.job: Job | None = None
+        self.gone = False
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `kill`)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gdod.experiments.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            encoding="utf-8",
+            env=_environment(crew.threads, place),
+            pass_fds=crew.keep_open,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we tell the processes
+        )
+        self.listener = threading.Thread(target=self._listen, args=(crew.events,), daemon=True)
+        self.listener.start()
+
+    def _listen(self, events: "SimpleQueue[tuple[_Hand, Json]]") -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            events.put((self, json.loads(line)))
+        self.process.wait()
+        events.put((self, {"kind": "gone"}))
+
+    def give(self, job: Job, command: Sequence[str] | None) -> None:
+        self.job = job
+        order = {
+            "folder": str(job.folder),
+            "config": job.config.model_dump(mode="json"),
+            "test": job.test,
+            "command": None if command is None else list(command),
+        }
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has died, and `_listen` says so
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+
+    def take(self, event: Json) -> Ended | None:
+        """Notes what the process tells; something if its run has ended."""
+        job, kind = self.job, event["kind"]
+        assert job is not None
+        if kind not in ("finished", "failed", "gone", "interrupted"):
+            return None
+        self.job = None
+        if kind == "finished":
+            return Ended(job, event["result"])
+        if kind == "failed":
+            if event["traceback"] is not None:
+                self.close()  # what it left behind is not known
+            return Ended(job, None, event["message"], event["traceback"])
+        self.close()
+        return Ended(job, None, self._last_words())
+
+    def _last_words(self) -> str:
+        code = self.process.poll()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        how = "was stopped" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        return f"its process {how}{': ' + lines[-1] if lines else ''}"
+
+    def close(self) -> None:
+        self.gone = True
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has died
+            self.process.stdin.close()
+
+    def wait(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.listener.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.errors.close()
+
+
+def _environment(threads: int, place: int) -> dict[str, str]:
+    """One share of the cores for each process; of several GPUs, each takes its turn."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
+    environment = {**os.environ, **dict.fromkeys(names, str(threads))}
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and (gpus := _gpus()) > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = str(place % gpus)
+    return environment
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _note_failure(ended: Ended) -> None:
+    """Leaves in the run's folder why it failed. (With its configuration, which makes the folder a run.)"""
+    folder = Folder(ended.job.folder)
+    make_folder(folder.path)
+    if not folder.is_run:
+        write_json(folder.config, ended.job.config.model_dump(mode="json"))
+    write_json(folder.path / "error.json", {"message": ended.message, "traceback": ended.trace})

@@ -1,0 +1,143 @@
+"""One process among several: takes runs from its standard input, trains them, and tells how far it is.
+
+`gdod.experiments.pool` starts it as `python -m gdod.experiments.worker`. Every line in either direction is
+one JSON object. When the standard input ends, because the other side closed it or was killed, the run
+that is going on is saved and the process ends.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gdod.errors import InputError
+
+if TYPE_CHECKING:
+    from gdod.data import Dataset, Minibatch
+    from gdod.training import TrainConfig
+
+Json = dict[str, Any]
+
+
+class Worker:
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.orders: SimpleQueue[Json | None] = SimpleQueue()
+        self.busy, self.over = threading.Event(), threading.Event()
+        self.data: tuple[str, Dataset] | None = None
+        """The data of the last run: that of the next is the same as a rule."""
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        while (order := self.orders.get()) is not None:
+            self.busy.set()
+            if self.over.is_set():
+                return
+            event = self._work(order)
+            self.busy.clear()  # before the other side knows, and may have us end
+            self.tell(event)
+
+    def tell(self, event: Json) -> None:
+        with suppress(OSError):  # nobody listens any more: `_listen` notices that, too, and has the run saved
+            self.out.write(json.dumps(event) + "\n")
+            self.out.flush()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self.orders.put(json.loads(line))
+        self.over.set()
+        self.orders.put(None)
+        if self.busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)  # training saves first; anything else ends at once
+
+    def _work(self, order: Json) -> Json:
+        from gdod.training import Interrupted, NonFiniteError
+
+        try:
+            return {"kind": "finished", "result": self._train(order)}
+        except Interrupted:
+            return {"kind": "interrupted"}
+        except (InputError, NonFiniteError) as error:
+            return {"kind": "failed", "message": str(error), "traceback": None}
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            return {"kind": "failed", "message": message, "traceback": traceback.format_exc()}
+
+    def _train(self, order: Json) -> Json:
+        from gdod.training import Folder, check_config, train
+
+        config, folder = check_config(order["config"]), Folder(Path(order["folder"]))
+        if not folder.is_run:
+            # It was killed before it had begun, or failed then.
+            rmtree(folder.path, ignore_errors=True)
+        (folder.path / "error.json").unlink(missing_ok=True)
+        dataset = self._load(config)
+        if not order["test"]:
+            dataset = replace(dataset, test=Nothing())
+        return train(
+            config, folder.path, dataset=dataset, resume=True, progress=Told(self), command=order.get("command")
+        )
+
+    def _load(self, config: "TrainConfig") -> "Dataset":
+        from gdod.training.job import load_data
+
+        key = config.data.model_dump_json()
+        if self.data is None or self.data[0] != key:
+            self.data = None  # not both at once in memory
+            self.data = key, load_data(config)
+        return self.data[1]
+
+
+class Nothing:
+    """A part without examples: what may not be looked at is not there."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def steps(self, size: int, *, ranks: int = 1) -> int:
+        return 0
+
+    def batches(
+        self, size: int, *, seed: int | None = None, epoch: int = 0, start: int = 0, rank: int = 0, ranks: int = 1
+    ) -> "Iterator[Minibatch]":
+        return iter(())
+
+
+class Told:
+    """Progress of a run, told to the other side."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def start(self, steps: int, done: int) -> None:
+        self.worker.tell({"kind": "started", "steps": steps, "done": done, "process": os.getpid()})
+
+    def trained(self, step: int, loss: float) -> None:
+        self.worker.tell({"kind": "trained", "step": step, "loss": loss})
+
+    def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
+        self.worker.tell({"kind": "evaluated", "step": step, "mean_auc": metrics["mean_auc"]})
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def main() -> None:
+    # Whatever a library prints must not come between the lines.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    Worker(out).serve()
+
+
+if __name__ == "__main__":
+    main()
