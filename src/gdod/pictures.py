@@ -21,8 +21,8 @@ from torch import Tensor
 from gdod import toy
 from gdod.errors import InputError
 from gdod.methods.base import Method
+from gdod.methods.borrowed import torchjd_methods
 from gdod.methods.cagrad import CAGrad
-from gdod.methods.from_torchjd import torchjd_methods
 from gdod.methods.gdod import GDOD, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg

@@ -1,6 +1,8 @@
 """Methods borrowed from torchjd, and ours lent to it."""
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -18,7 +20,7 @@ from torchjd.autojac import backward, jac_to_grad
 import gdod
 from gdod.errors import InputError
 from gdod.methods import GDOD, Method, WeightedGDOD
-from gdod.methods.from_torchjd import as_method, torchjd_methods
+from gdod.methods.borrowed import as_method, torchjd_methods
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.to_torchjd import ExactProjector, GDODAggregator, GDODWeighting
 
@@ -420,3 +422,17 @@ def test_gdod_weighting_refuses() -> None:
         GDODWeighting(0)
     with pytest.raises(InputError, match="span"):
         GDODWeighting(2, GDOD(decomposition="random"))(torch.eye(4))
+
+
+def test_every_recipe_has_its_name() -> None:
+    from gdod.methods.borrowed import NAMES
+    from gdod.methods.from_torchjd import RECIPES
+
+    assert tuple(RECIPES) == NAMES
+
+
+def test_torchjd_is_loaded_when_it_is_used() -> None:
+    code = (
+        "import sys, gdod; gdod.backward; gdod.method('gdod'); assert 'torchjd' not in sys.modules; gdod.GDODWeighting"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,13 +1,13 @@
 """Methods: functions from the Gram matrix of the rows (and the losses) to weights of the rows."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdod.errors import InputError
 from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
+from gdod.methods.borrowed import as_method, torchjd_methods
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.checks import check_choice
-from gdod.methods.from_torchjd import as_method, torchjd_methods
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg
@@ -15,8 +15,10 @@ from gdod.methods.gram import Gram
 from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
-from gdod.methods.to_torchjd import GDODAggregator, GDODWeighting
 from gdod.methods.uncertainty import Uncertainty
+
+if TYPE_CHECKING:
+    from gdod.methods.to_torchjd import GDODAggregator, GDODWeighting
 
 METHODS: dict[str, Callable[..., Method]] = {
     "sum": Sum,
@@ -39,6 +41,15 @@ def method(name: str, **options: Any) -> Method:
         return METHODS[name](**options)
     except TypeError as error:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
+
+
+def __getattr__(name: str) -> object:
+    """What is built on torchjd is loaded when it is first used."""
+    if name not in ("GDODAggregator", "GDODWeighting"):
+        raise AttributeError(f"module 'gdod.methods' has no attribute {name!r}")
+    from gdod.methods import to_torchjd
+
+    return getattr(to_torchjd, name)
 
 
 __all__ = [

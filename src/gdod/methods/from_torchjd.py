@@ -1,7 +1,7 @@
 """Methods that torchjd keeps (https://torchjd.org), on our engine.
 
-`as_method` takes a torchjd weighting, aggregator or scalarizer object; `torchjd_methods` has the ones
-that fit by name. What fits is a function of the inner products of the task gradients, or of the losses.
+`method_of` takes a torchjd weighting, aggregator or scalarizer object; `RECIPES` has the ones that fit
+by name. What fits is a function of the inner products of the task gradients, or of the losses.
 GradDrop, ConFIG, TrimmedMean and ExcessMTL look at single coordinates of the gradients, which this
 engine never forms.
 """
@@ -46,16 +46,8 @@ _TURNABLE = (
 )
 
 
-def as_method(kept: object, *, seed: int | torch.Generator | None = None, lr: float | None = None) -> Method:
-    """The method that an object of torchjd (or of this library) stands for.
-
-    Weightings and scalarizers draw from a generator of their own that starts at ``seed`` (0 by default).
-    Scalarizers with parameters (UW, IMTL-L) learn them with Adam at ``lr`` (0.025 by default); do not give
-    them to an optimizer too. The same object gives the same method again, with what it has learned,
-    unless a seed or a learning rate is given.
-    """
-    if isinstance(kept, Method):
-        return kept
+def method_of(kept: object, seed: int | torch.Generator | None, lr: float | None) -> Method:
+    """The method that an object of torchjd stands for: see `gdod.as_method`."""
     if isinstance(kept, nn.Module) and seed is None and lr is None:
         known = vars(kept).get(_KNOWN_AS)
         if isinstance(known, Method):
@@ -443,7 +435,7 @@ def _nash(**options: Any) -> Callable[[int], nn.Module]:
     return lambda tasks: aggregation.NashMTL(tasks, **options).weighting if tasks > 1 else aggregation.SumWeighting()
 
 
-_RECIPES: dict[str, _Weightings | _Scalarizers | _AcrossBatches] = {
+RECIPES: dict[str, _Weightings | _Scalarizers | _AcrossBatches] = {
     "upgrad": _Weightings(
         _any_number(aggregation.UPGradWeighting, projector=ExactProjector()), only_present=True, times_tasks=True
     ),
@@ -467,19 +459,3 @@ _RECIPES: dict[str, _Weightings | _Scalarizers | _AcrossBatches] = {
     "geometric-mean": _Scalarizers(_any_number(scalarization.GeometricMean), positive=True),
     "stch": _Scalarizers(_any_number(scalarization.STCH, mu=0.1)),
 }
-
-
-def torchjd_methods() -> dict[str, Callable[..., Method]]:
-    """The methods that torchjd keeps and that fit this engine, by name; each takes its class's options.
-
-    Besides those, ``seed``, and for scalarizers ``lr`` of what they learn.
-    """
-    return {name: _factory(name, recipe) for name, recipe in _RECIPES.items()}
-
-
-def _factory(name: str, recipe: _Weightings | _Scalarizers | _AcrossBatches) -> Callable[..., Method]:
-    def build(**options: Any) -> Method:
-        return recipe.build(name, **options)
-
-    build.__name__ = name
-    return build
