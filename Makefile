@@ -50,3 +50,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.ads
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.distributed

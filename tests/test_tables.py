@@ -57,3 +57,14 @@ def test_gram_and_update(rows: tuple[int, int], form: str, repeated: str, groups
     torch.testing.assert_close(info.gram.matrix, m @ m.T)
     found = torch.cat([table.grad.to_dense().flatten() for table in tables if table.grad is not None])
     torch.testing.assert_close(found, info.weights.rows @ m)
+
+
+def test_lookups_beside_other_inputs() -> None:
+    """The cotangents are then a part of a wider tensor."""
+    table, layer = nn.Embedding(500, 3).double(), nn.Linear(5, TASKS).double()
+    numbers, ids = torch.randn(EXAMPLES, 2, dtype=torch.float64), torch.randint(0, 500, (EXAMPLES,))
+    losses = layer(torch.cat([table(ids), numbers], 1)).square()
+    gdod.backward(losses, gdod.Sum(), diagnose=True, shared=[table.weight])
+    found = table.weight.grad
+    expected = torch.autograd.grad(layer(torch.cat([table(ids), numbers], 1)).square().mean(0).sum(), [table.weight])[0]
+    torch.testing.assert_close(found, expected)

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdod.errors import InputError
+from gdod.errors import InputError, NonFiniteInputError
 from gdod.rows import Target, before_stacking
 
 Losses = Mapping[str, Tensor] | Sequence[Tensor] | Tensor
 Masks = Losses
 TaskWeights = Mapping[str, float] | Sequence[float] | Tensor
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Over the examples of all processes."""
+
+    examples: int
+    counts: Tensor  # labelled examples of each task [K]
+    mean_losses: Tensor  # [K], float64; nan for a task without labels
 
 
 @dataclass(frozen=True)
@@ -25,10 +34,18 @@ class Tasks:
     values: Tensor  # [K, B], detached
     labelled: Tensor | None  # [K, B], bool; None: everything is
     weights: Tensor | None  # [K], float64; None: all 1
+    totals: Totals | None = None  # where other processes have examples of the batch, too
+
+    @property
+    def examples(self) -> int:
+        """Of the whole batch."""
+        return self.values.shape[1] if self.totals is None else self.totals.examples
 
     @property
     def counts(self) -> Tensor:
         """Labelled examples of each task. [K]"""
+        if self.totals is not None:
+            return self.totals.counts
         if self.labelled is None:
             return torch.full((len(self.names),), self.values.shape[1])
         return self.labelled.sum(1)
@@ -36,19 +53,23 @@ class Tasks:
     def active(self) -> list[int]:
         """Tasks that have a label and a weight."""
         tasks = range(len(self.names))
-        if self.labelled is None and self.weights is None:
+        if self.labelled is None and self.weights is None and self.totals is None:
             return list(tasks)
         weights = [1.0] * len(tasks) if self.weights is None else self.weights.tolist()
         return [task for task, count in enumerate(self.counts.tolist()) if count and weights[task]]
 
     def seeds(self) -> Tensor:
         """The derivative of a task's weighted mean loss by each example's loss. [K, B]"""
-        if self.labelled is None and self.weights is None:
+        if self.labelled is None and self.weights is None and self.totals is None:
             return torch.full_like(self.values, 1 / self.values.shape[1])
         weights = torch.ones(len(self.names)) if self.weights is None else self.weights
         scale = (weights.double() / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
         labelled = torch.ones_like(self.values) if self.labelled is None else self.labelled
         return labelled * scale
+
+    def mean_losses(self) -> Tensor:
+        """Of each task over its labelled examples; nan for a task without labels. [K]"""
+        return means(self.values, self.labelled) if self.totals is None else self.totals.mean_losses
 
 
 def means(values: Tensor, labelled: Tensor | None) -> Tensor:
@@ -59,8 +80,9 @@ def means(values: Tensor, labelled: Tensor | None) -> Tensor:
     return (torch.where(labelled, values, 0.0).sum(1) / labelled.sum(1)).cpu()
 
 
-def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -> Tasks:
-    names, tensors, targets = _targets(losses)
+def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None, may_be_empty: bool = False) -> Tasks:
+    """Checks; ``may_be_empty``: a batch without examples is fine, since other processes have some."""
+    names, tensors, targets = _targets(losses, may_be_empty)
     with torch.no_grad():
         values = torch.stack(tensors)
     if mask is not None and isinstance(losses, Mapping) != isinstance(mask, Mapping):
@@ -71,13 +93,15 @@ def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None) -
     if not math.isfinite(values.sum()) and not bool(values.isfinite().all()):
         bad = [name for name, row in zip(names, values, strict=True) if not bool(row.isfinite().all())]
         hint = "" if mask is None else "; losses of unlabelled examples must be finite, too: give them any finite label"
-        raise InputError(f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}")
+        raise NonFiniteInputError(
+            f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}"
+        )
     return Tasks(names, targets, values, labelled, _weights(task_weights, names))
 
 
-def _targets(losses: Losses) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
+def _targets(losses: Losses, may_be_empty: bool) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
     if isinstance(losses, Tensor):
-        return _columns(losses)
+        return _columns(losses, may_be_empty)
     if isinstance(losses, Mapping):
         names, tensors = tuple(map(str, losses.keys())), list(losses.values())
     elif isinstance(losses, Sequence) and not isinstance(losses, str):
@@ -90,7 +114,7 @@ def _targets(losses: Losses) -> tuple[tuple[str, ...], list[Tensor], tuple[Targe
     if not tensors:
         raise InputError("losses is empty; pass the losses of at least one task")
     for name, tensor in zip(names, tensors, strict=True):
-        _check_loss(name, tensor)
+        _check_loss(name, tensor, may_be_empty)
     lengths = {len(tensor) for tensor in tensors}
     if len(lengths) > 1:
         found = ", ".join(f"{name!r}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
@@ -104,7 +128,7 @@ def _targets(losses: Losses) -> tuple[tuple[str, ...], list[Tensor], tuple[Targe
     return names, tensors, tuple(Target(tensor) for tensor in tensors)
 
 
-def _check_loss(name: str, loss: Any) -> None:
+def _check_loss(name: str, loss: Any, may_be_empty: bool) -> None:
     if not isinstance(loss, Tensor):
         raise InputError(f"the loss of task {name!r} is a {type(loss).__name__}; expected a tensor of shape [batch]")
     if loss.dim() == 0:
@@ -117,11 +141,11 @@ def _check_loss(name: str, loss: Any) -> None:
             f"the loss of task {name!r} has shape {tuple(loss.shape)}; expected [batch]: one number for each example; "
             "average or sum the other dimensions, e.g. loss.flatten(1).mean(1)"
         )
-    _check_tensor(f"the loss of task {name!r}", loss)
+    _check_tensor(f"the loss of task {name!r}", loss, may_be_empty)
 
 
-def _check_tensor(what: str, loss: Tensor) -> None:
-    if len(loss) == 0:
+def _check_tensor(what: str, loss: Tensor, may_be_empty: bool) -> None:
+    if len(loss) == 0 and not may_be_empty:
         raise InputError(f"{what} has shape {tuple(loss.shape)}, no examples; expected at least one")
     if not loss.is_floating_point():
         raise InputError(f"{what} has type {loss.dtype}; expected a floating-point type")
@@ -132,14 +156,14 @@ def _check_tensor(what: str, loss: Tensor) -> None:
         )
 
 
-def _columns(losses: Tensor) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
+def _columns(losses: Tensor, may_be_empty: bool) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
     if losses.dim() != 2 or losses.shape[1] == 0:
         kind = "a single number: it is averaged already" if losses.dim() == 0 else f"of shape {tuple(losses.shape)}"
         raise InputError(
             f"losses is one tensor {kind}; expected [batch, tasks] with at least one task; a single task's losses of "
             "shape [batch] go into a mapping or list"
         )
-    _check_tensor("losses", losses)
+    _check_tensor("losses", losses, may_be_empty)
     columns = losses.shape[1]
     names = tuple(map(str, range(columns)))
     return (

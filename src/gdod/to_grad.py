@@ -2,17 +2,31 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gdod.errors import InputError
+from gdod.errors import InputError, NonFiniteInputError
 from gdod.info import Info
-from gdod.losses import Losses, Masks, Tasks, TaskWeights, means, read
+from gdod.losses import Losses, Masks, Tasks, TaskWeights, read
 from gdod.methods import GDOD, Gram, LossMethod, Method, PenaltyMethod, Weights, as_method
-from gdod.rows import Groups, Rows, check_reached, collect, differentiate
+from gdod.rows import (
+    Across,
+    Groups,
+    ProcessGroup,
+    Rows,
+    RowsAcross,
+    check_reached,
+    collect,
+    differentiate,
+    exchange_over,
+    gradients,
+    is_distributed,
+)
+from gdod.together import meet
 
 # Squared lengths in float32 keep their digits in this range.
 _SMALL, _LARGE = 1e-24, 1e24
@@ -27,6 +41,7 @@ def backward(
     task_weights: TaskWeights | None = None,
     retain_graph: bool = False,
     diagnose: bool = False,
+    process_group: ProcessGroup | Literal["default"] | None = "default",
 ) -> Info:
     """Adds to `.grad` the method's update for shared parameters and the plain gradient for all others.
 
@@ -48,47 +63,106 @@ def backward(
         retain_graph: keep the graph for another backward pass.
         diagnose: work out task gradients also for methods that do not need them (the plain sum and
             others that weigh losses), so that the result tells their lengths and cosines.
+        process_group: whose ranks have parts of the batch: every one of them gets the gradient of the
+            whole batch, their examples one after the other. The default group, once
+            `torch.distributed` is initialised; None: this process alone (see docs/distributed.md).
 
     Raises:
         InputError: before anything is written to any `.grad`.
     """
     method = GDOD() if method is None else as_method(method)
-    tasks = read(losses, mask, task_weights)
-    parameters = None if shared is None else _parameters(shared)
+    exchange = exchange_over(process_group)
+    across: Across | None = None
+    if exchange is None:
+        tasks = read(losses, mask, task_weights)
+        parameters = None if shared is None else _parameters(shared)
+    else:
+        named = None if shared is None else shared if isinstance(shared, Tensor) else [*shared]
+        tasks, parameters, across = meet(
+            exchange,
+            method,
+            lambda: (
+                read(losses, mask, task_weights, may_be_empty=True),
+                None if named is None else _parameters(named),
+            ),
+            diagnose,
+        )
     with torch.no_grad(), _full_precision(tasks.values.device.type):
         if isinstance(method, PenaltyMethod):
-            return _with_penalty(method, tasks, parameters, retain_graph)
+            return _with_penalty(method, tasks, parameters, retain_graph, across)
         if isinstance(method, LossMethod) and not diagnose:
-            return _in_one_pass(method, tasks, parameters, retain_graph)
-        return _through_rows(method, tasks, parameters, retain_graph)
+            return _in_one_pass(method, tasks, parameters, retain_graph, across)
+        return _through_rows(method, tasks, parameters, retain_graph, across)
 
 
-def _through_rows(method: Method, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+def _through_rows(
+    method: Method, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool, across: Across | None
+) -> Info:
     """The method weighs rows; the update is their weighted sum."""
     groups = _groups(method, tasks)
+    if across is not None:
+        return _through_rows_of_all(method, tasks, parameters, retain_graph, across, groups)
     rows = collect(tasks.targets, tasks.seeds(), tasks.active(), groups, parameters, retain_graph)
     shares = _shares(tasks, groups)
     gram, weights = _weigh(method, rows, tasks, shares)
     update = _update(rows, shares, weights)
     rows.release()
+    accumulate = _accumulate_quietly if is_distributed() else _accumulate
     for parameter, grad in (*update, *_unaliased(rows.private(weights.heads))):
-        _accumulate(parameter, grad)
+        accumulate(parameter, grad)
     return _info(tasks, weights, rows, gram)
 
 
-def _in_one_pass(method: LossMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+def _through_rows_of_all(
+    method: Method,
+    tasks: Tasks,
+    parameters: list[Tensor] | None,
+    retain_graph: bool,
+    across: Across,
+    groups: Groups,
+) -> Info:
+    """The same with rows of all processes."""
+    rows = across.collect(
+        tasks.targets, tasks.seeds(), tasks.active(), groups, tasks.labelled, parameters, retain_graph
+    )
+    shares = _shares_of_all(len(tasks.names), groups) if rows.in_groups is None else _shares_from(rows.in_groups)
+    gram, weights = _weigh(method, rows, tasks, shares, across)
+    drawn = weights.random_rows
+    update = [] if drawn is None else drawn[0].combine(drawn[1])
+    grads = rows.gradients(weights.rows * shares.inverse if drawn is None else None, weights.heads)
+    rows.release()
+    for parameter, grad in (*update, *grads):
+        _accumulate_quietly(parameter, grad)
+    return _info(tasks, weights, rows, gram)
+
+
+def _in_one_pass(
+    method: LossMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool, across: Across | None
+) -> Info:
     """The method weighs losses: an ordinary backward pass of their weighted sum."""
-    if parameters is not None:
+    if parameters is not None and across is None:
         check_reached(tasks.targets, parameters)
-    mean_losses = means(tasks.values, tasks.labelled)
+    mean_losses = tasks.mean_losses()
     factors = torch.where(mean_losses.isnan(), 0.0, method.weigh_losses(mean_losses))
+    if across is not None:
+        factors = across.settle(factors)
     seeds = tasks.seeds() * factors.to(tasks.values).unsqueeze(1)
-    differentiate(tasks.targets, seeds, retain_graph)
+    if across is not None:
+        grads = across.differentiate(tasks.targets, seeds, retain_graph, parameters)
+        _accumulate_all(grads)
+    elif is_distributed():
+        _accumulate_all(_unaliased(gradients(tasks.targets, seeds, retain_graph)))
+    else:
+        differentiate(tasks.targets, seeds, retain_graph)
     return _info(tasks, Weights(factors, heads=factors, all_kept=method.keeps_all))
 
 
-def _with_penalty(method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool) -> Info:
+def _with_penalty(
+    method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool, across: Across | None
+) -> Info:
     """The method adds a function of the task gradients to the losses."""
+    if across is not None:
+        return _with_penalty_on_all(method, tasks, parameters, retain_graph, across)
     groups, seeds = _groups(method, tasks), tasks.seeds()
     with torch.enable_grad():
         rows = collect(tasks.targets, seeds, tasks.active(), groups, parameters, retain_graph=True)
@@ -96,21 +170,51 @@ def _with_penalty(method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] 
         if not bool(matrix.isfinite().all()):
             _refuse_gradients(matrix, tasks)
         penalty = method.penalty(matrix)
-    differentiate(tasks.targets, seeds, retain_graph, penalty if penalty.requires_grad else None)
+    if is_distributed():
+        further = (penalty, torch.ones_like(penalty)) if penalty.requires_grad else None
+        _accumulate_all(_unaliased(gradients(tasks.targets, seeds, retain_graph, further)))
+    else:
+        differentiate(tasks.targets, seeds, retain_graph, penalty if penalty.requires_grad else None)
     shares = _shares(tasks, groups)
     gram = Gram(matrix.detach(), shares.averages, row_error=rows.precision, error=rows.precision)
     return _info(tasks, Weights(shares.averages.sum(0)), rows, gram)
 
 
+def _with_penalty_on_all(
+    method: PenaltyMethod, tasks: Tasks, parameters: list[Tensor] | None, retain_graph: bool, across: Across
+) -> Info:
+    """The same with rows of all processes.
+
+    The penalty is a function of the Gram matrix, which all ranks know, and this is a sum over ranks: each
+    differentiates its own part, as far back as the rows that others sent it, and those do the rest.
+    """
+    groups, seeds = _groups(method, tasks), tasks.seeds()
+    with torch.enable_grad():
+        rows = across.collect(tasks.targets, seeds, tasks.active(), groups, tasks.labelled, parameters, True)
+        partial_gram = rows.partial_gram(precise=False)
+        matrix = rows.total_gram(partial_gram).requires_grad_()
+        if not bool(matrix.isfinite().all()):
+            _refuse_gradients(matrix, tasks)
+        penalty = method.penalty(matrix)
+    further = None
+    if penalty.requires_grad:
+        (slopes,) = torch.autograd.grad(penalty, matrix)
+        further = rows.differentiated(partial_gram, slopes)
+    _accumulate_all(across.differentiate(tasks.targets, seeds, retain_graph, None, further))
+    shares = _shares_of_all(len(tasks.names), groups) if rows.in_groups is None else _shares_from(rows.in_groups)
+    gram = Gram(matrix.detach(), shares.averages, row_error=rows.precision, error=rows.precision)
+    return _info(tasks, Weights(shares.averages.sum(0)), rows, gram)
+
+
 def _groups(method: Method, tasks: Tasks) -> Groups:
-    batch = tasks.values.shape[1]
+    batch = tasks.examples
     return Groups(batch, batch if method.groups is None else min(method.groups, batch))
 
 
-def _info(tasks: Tasks, weights: Weights, rows: Rows | None = None, gram: Gram | None = None) -> Info:
+def _info(tasks: Tasks, weights: Weights, rows: Rows | RowsAcross | None = None, gram: Gram | None = None) -> Info:
     return Info(
         tasks=tasks.names,
-        mean_losses=partial(means, tasks.values, tasks.labelled),
+        mean_losses=tasks.mean_losses,
         shared=None if rows is None else rows.shared,
         slow=() if rows is None else rows.slow,
         passes=1 if rows is None else rows.passes,
@@ -175,6 +279,11 @@ def _shares(tasks: Tasks, groups: Groups) -> _Shares:
         return _shares_of_all(len(tasks.names), groups)
     labels = tasks.labelled.cpu().double()
     in_group = torch.zeros(len(labels), groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)
+    return _shares_from(in_group)
+
+
+def _shares_from(in_group: Tensor) -> _Shares:
+    """From the labelled examples of each task in each group. [K, n]"""
     share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)  # [K, n]
     return _Shares(torch.diag_embed(share.T).flatten(0, 1).T)  # [n, K, K] -> [K, N]
 
@@ -185,7 +294,9 @@ def _shares_of_all(tasks: int, groups: Groups) -> _Shares:
     return _Shares(torch.eye(tasks, dtype=torch.float64).repeat(1, groups.count) * share.repeat_interleave(tasks))
 
 
-def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[Gram, Weights]:
+def _weigh(
+    method: Method, rows: Rows | RowsAcross, tasks: Tasks, shares: _Shares, across: Across | None = None
+) -> tuple[Gram, Weights]:
     """Asks the method, with inner products in the rows' own precision first if that can be enough."""
     eps = rows.precision
     for precise in (False, True) if method.may_ask_again and eps > 1e-12 else (True,):
@@ -198,19 +309,32 @@ def _weigh(method: Method, rows: Rows, tasks: Tasks, shares: _Shares) -> tuple[G
             shares.averages,
             row_error=eps,
             error=torch.finfo(torch.float64).eps if precise else eps / 2,
-            mean_losses=partial(means, tasks.values, tasks.labelled),
+            mean_losses=tasks.mean_losses,
             norm_gram=_norm_gram(method, rows, shares),
             random_rows=partial(rows.random_rows, shares.averages),
         )
         if not precise and not _in_range(gram, shares):
             continue
         weights = method.weigh(gram)
+        if across is not None:
+            weights = _settled(weights, across)
         if weights.reliable:
             break
     return gram, weights
 
 
-def _norm_gram(method: Method, rows: Rows, shares: _Shares) -> Tensor | None:
+def _settled(weights: Weights, across: Across) -> Weights:
+    """The first rank's weights: even where machines round differently, all ranks make the same step."""
+    drawn = weights.random_rows
+    parts = [torch.tensor([float(weights.reliable)], dtype=torch.float64), weights.rows.double()]
+    parts += [part.double() for part in (weights.heads, None if drawn is None else drawn[1]) if part is not None]
+    reliable, rows, *others = across.settle(torch.cat(parts)).split([len(part) for part in parts])
+    heads = None if weights.heads is None else others[0]
+    drawn = None if drawn is None else (drawn[0], others[-1])
+    return replace(weights, rows=rows, heads=heads, random_rows=drawn, reliable=bool(reliable))
+
+
+def _norm_gram(method: Method, rows: Rows | RowsAcross, shares: _Shares) -> Tensor | None:
     """Task gradients' inner products over the parameters at which the method wants lengths. [K, K]"""
     if method.lengths_at == "everywhere":
         return None
@@ -238,7 +362,7 @@ def _in_range(gram: Gram, shares: _Shares) -> bool:
 def _refuse_gradients(matrix: Tensor, tasks: Tasks) -> None:
     finite = matrix.diagonal().isfinite().view(-1, len(tasks.names)).all(0)
     bad = ", ".join(repr(name) for name, ok in zip(tasks.names, finite, strict=True) if not ok)
-    raise InputError(
+    raise NonFiniteInputError(
         f"the gradient of task {bad or 'unknown'} is not finite although its losses are; nothing was written to .grad; "
         "look for a square root or logarithm at zero, or for overflow in half precision"
     )
@@ -271,3 +395,26 @@ def _accumulate(parameter: Tensor, grad: Tensor) -> None:
         parameter.grad = grad if grad.is_sparse or grad.is_contiguous() else grad.contiguous()
     else:
         torch.autograd.backward(parameter, grad)
+
+
+def _accumulate_all(grads: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for parameter, grad in grads:
+        _accumulate_quietly(parameter, grad)
+
+
+def _accumulate_quietly(parameter: Tensor, grad: Tensor) -> None:
+    """Adds to `.grad`, with the parameter's own hooks, but without those that `DistributedDataParallel` has put
+    on autograd's own node: these would wait for other ranks, to average what is a sum over all already."""
+    if grad.dtype != parameter.dtype:
+        grad = grad.to(parameter.dtype)
+    for hook in tuple((parameter._backward_hooks or {}).values()):
+        changed = hook(grad)
+        grad = grad if changed is None else changed
+    if parameter.grad is None:
+        parameter.grad = grad if grad.is_sparse or grad.is_contiguous() else grad.contiguous()
+    elif parameter.grad.is_sparse and not grad.is_sparse:
+        parameter.grad = grad + parameter.grad
+    else:
+        parameter.grad += grad
+    for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)

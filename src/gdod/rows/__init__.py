@@ -5,8 +5,26 @@ returns `Rows`, which answers the two questions a method needs: the rows' inner 
 weighted sum of them as gradients of the parameters.
 """
 
-from gdod.rows.collect import Rows, SlowPath, check_reached, collect, differentiate
+from gdod.rows.across import Across, RowsAcross
+from gdod.rows.collect import Rows, SlowPath, check_reached, collect, differentiate, gradients
+from gdod.rows.exchange import Exchange, ProcessGroup, exchange_over, is_distributed
 from gdod.rows.groups import Groups
 from gdod.rows.targets import Target, before_stacking
 
-__all__ = ["Groups", "Rows", "SlowPath", "Target", "before_stacking", "check_reached", "collect", "differentiate"]
+__all__ = [
+    "Across",
+    "Exchange",
+    "Groups",
+    "ProcessGroup",
+    "Rows",
+    "RowsAcross",
+    "SlowPath",
+    "Target",
+    "before_stacking",
+    "check_reached",
+    "collect",
+    "differentiate",
+    "exchange_over",
+    "gradients",
+    "is_distributed",
+]

@@ -98,9 +98,14 @@ class Rows:
     @property
     def precision(self) -> float:
         """Relative rounding error of the rows."""
-        half = (torch.bfloat16, torch.float16)
-        dtypes = {torch.float32 if p.dtype in half else p.dtype for p in self.shared}
-        return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
+        return precision(self.shared)
+
+
+def precision(shared: Sequence[Tensor]) -> float:
+    """Relative rounding error of the rows of these parameters."""
+    half = (torch.bfloat16, torch.float16)
+    dtypes = {torch.float32 if p.dtype in half else p.dtype for p in shared}
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
 
 
 def collect(
@@ -120,7 +125,7 @@ def collect(
     named = None if shared is None else frozenset(map(id, shared))
     plan = plan_for(graph, groups.examples, named)
     if shared is not None:
-        _check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
+        check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
     recipe, assignment = _recipe(graph, plan, targets, seeds, groups.examples)
     if recipe.slow:
         _warn_of_mixing(graph, recipe, len(plan.shared))
@@ -165,13 +170,41 @@ def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, 
     torch.autograd.backward(cast(Sequence[Tensor], outputs), values, retain_graph=retain_graph)
 
 
+def gradients(
+    targets: Sequence[Target], seeds: Tensor, retain_graph: bool, further: tuple[Tensor, Tensor] | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Parameters with their gradients of the losses times their seeds; nothing is written, no hook is called.
+
+    ``further``: a tensor that is to be differentiated along with the losses, and its cotangent.
+    """
+    graph = walk([target.node for target in targets])
+    leaves = [graph.leaf(leaf) for leaf in graph.leaves()]
+    found = derivatives(targets, seeds, leaves, retain_graph, further)
+    return [(leaf, grad) for leaf, grad in zip(leaves, found, strict=True) if grad is not None]
+
+
+def derivatives(
+    targets: Sequence[Target],
+    seeds: Tensor,
+    leaves: Sequence[Tensor],
+    retain_graph: bool,
+    further: tuple[Tensor, Tensor] | None = None,
+) -> Sequence[Tensor | None]:
+    outputs: list[Input] = [target.output for target in targets]
+    values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+    if further is not None and further[0].requires_grad:
+        outputs, values = [*outputs, further[0]], [*values, further[1]]
+    with without_hooks(leaves):
+        return _grad(outputs, leaves, values, retain_graph)
+
+
 def check_reached(targets: Sequence[Target], shared: Sequence[Tensor]) -> None:
     """Refuses parameters that no loss reaches."""
     graph = walk([target.node for target in targets])
-    _check_among({id(graph.leaf(leaf)) for leaf in graph.leaves()}, shared)
+    check_among({id(graph.leaf(leaf)) for leaf in graph.leaves()}, shared)
 
 
-def _check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
+def check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
     for number, parameter in enumerate(shared):
         if id(parameter) not in reached:
             raise InputError(
@@ -254,7 +287,7 @@ def _grad(
 
 
 @contextmanager
-def _without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
+def without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
     """Hooks of a parameter are to see its whole gradient once, when it is accumulated."""
     hooked = [(x, x._backward_hooks) for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     for parameter, _ in hooked:
@@ -391,7 +424,7 @@ class _Collection:
             return []
         self.passes += 1
         values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
-        with _without_hooks(inputs):
+        with without_hooks(inputs):
             # With gradients enabled, what comes out is to be differentiated again.
             return _grad([target.output for target in targets], inputs, values, retain_graph, torch.is_grad_enabled())
 

@@ -17,9 +17,18 @@ class Groups:
 
     examples: int
     count: int
+    cut: tuple[tuple[int, int], ...] | None = None
+    """In place of even ones: ``(groups, size)`` of what one process has of the groups of all."""
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields ``(start, groups, size)``: runs of equally large groups, of which there are at most two."""
+        """Yields ``(start, groups, size)``: runs of equally large groups, of which there are at most two
+        (or four, of a process that has only a part of its first and of its last group)."""
+        if self.cut is not None:
+            start = 0
+            for groups, size in self.cut:
+                yield start, groups, size
+                start += groups * size
+            return
         size, larger = divmod(self.examples, self.count)
         if larger:
             yield 0, larger, size + 1
@@ -34,7 +43,30 @@ class Groups:
 
     @property
     def even(self) -> bool:
-        return self.examples % self.count == 0
+        return self.examples % self.count == 0 if self.cut is None else len(self.cut) == 1
+
+    def part(self, start: int, examples: int) -> "tuple[int, Groups]":
+        """What ``examples`` examples from ``start`` on have of the groups: the first one's number, and parts of groups.
+
+        A part of a group is a run of its own, even where it happens to be as large as the groups next to it.
+        """
+        cut: list[tuple[int, int]] = []
+        first, number, last = 0, 0, (0, True)
+        for begin, groups, size in self.runs():
+            for group in range(groups):
+                low, high = begin + group * size, begin + (group + 1) * size
+                inside = min(high, start + examples) - max(low, start)
+                if inside > 0:
+                    kind = (inside, inside == size)
+                    if not cut:
+                        first = number
+                    if cut and kind == last and kind[1]:
+                        cut[-1] = (cut[-1][0] + 1, inside)
+                    else:
+                        cut.append((1, inside))
+                    last = kind
+                number += 1
+        return first, Groups(examples, sum(groups for groups, _ in cut), tuple(cut))
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Tables(Block):
         """What the Gram matrix has if each entry meets only itself: nothing between groups."""
         groups, tasks = self.groups, self.tasks
         if self.in_order and group is self.group:
-            by_group = values.view(tasks, len(self.uses), groups, -1).permute(2, 0, 1, 3).reshape(groups, tasks, -1)
+            by_group = values.reshape(tasks, len(self.uses), groups, -1).permute(2, 0, 1, 3).reshape(groups, tasks, -1)
             own = torch.bmm(by_group, by_group.mT)  # [groups, K, K]
         else:
             entries = values.transpose(0, 1)  # [E, K, d]
