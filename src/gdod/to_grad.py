@@ -154,7 +154,8 @@ def _in_one_pass(
         _accumulate_all(_unaliased(gradients(tasks.targets, seeds, retain_graph)))
     else:
         differentiate(tasks.targets, seeds, retain_graph)
-    return _info(tasks, Weights(factors, heads=factors, all_kept=method.keeps_all))
+    info = _info(tasks, Weights(factors, heads=factors, all_kept=method.keeps_all))
+    return replace(info, mean_losses=lambda: mean_losses)  # they are at hand
 
 
 def _with_penalty(
