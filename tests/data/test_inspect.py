@@ -87,6 +87,15 @@ def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
     assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
 
 
+def test_names_and_values_in_brackets_are_shown(tmp_path: Path) -> None:
+    table = pl.DataFrame({"[red]": ["[/b]", "[x]"] * 10, "click": [0, 1] * 10})
+    path = write(tmp_path, table)
+    result = CliRunner().invoke(app, ["inspect", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "[red]" in result.stdout
+    assert "[/b]" in result.stdout
+
+
 def test_the_command_writes_a_schema_that_prepares_the_table(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "s.yaml"
     result = CliRunner().invoke(app, ["inspect", str(path), "--out", str(out), "--json"])

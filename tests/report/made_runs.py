@@ -42,11 +42,12 @@ def make_run(
     evaluations: int = 40,
     data: str = "ads",
     options: dict[str, Any] | None = None,
+    model_options: dict[str, Any] | None = None,
     finished: bool = True,
 ) -> Path:
     noise = random.Random(f"{model} {method} {seed}")
     path.mkdir(parents=True)
-    write_json(path / "config.json", _config(model, method, seed, data, options or {}))
+    write_json(path / "config.json", _config(model, method, seed, data, options or {}, model_options))
     write_json(path / "about.json", _about(model, method, seed, data, tasks, options or {}))
     write_json(path / "encoder.json", {})
     milliseconds = 4 * _TIMES.get(method, 1.6) * noise.uniform(0.98, 1.02)
@@ -80,10 +81,17 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
 
 
-def _config(model: str, method: str, seed: int, data: str, options: dict[str, Any]) -> dict[str, Any]:
+def _config(
+    model: str,
+    method: str,
+    seed: int,
+    data: str,
+    options: dict[str, Any],
+    model_options: dict[str, Any] | None,
+) -> dict[str, Any]:
     return {
         "data": {"source": data, "schema": None, "folder": None, "options": {}},
-        "model": {"name": model, "options": {"embedding": 8}},
+        "model": {"name": model, "options": {"embedding": 8} if model_options is None else model_options},
         "method": {"name": method, "options": options},
         "optimizer": {"name": "adam", "lr": 0.001, "weight_decay": 0.0, "momentum": 0.0},
         "schedule": {"name": "constant", "warmup": 0, "floor": 0.0, "every": None, "factor": 0.1},

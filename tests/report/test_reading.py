@@ -89,6 +89,112 @@ def test_options_in_which_runs_differ_make_them_different_methods(tmp_path: Path
     assert [setting.method for setting in study.settings] == ["cagrad (c=0.1)", "cagrad (c=0.5)"]
 
 
+def test_a_variant_without_options_is_called_by_its_name_alone(tmp_path: Path) -> None:
+    for number, options in enumerate(({}, {"c": 0.5})):
+        make_run(tmp_path / str(number), method="cagrad", options=options, evaluations=2)
+    (study,) = load_studies([tmp_path])
+    assert [setting.method for setting in study.settings] == ["cagrad", "cagrad (c=0.5)"]
+
+
+def test_variants_of_a_model_have_baselines_of_their_own(tmp_path: Path) -> None:
+    for experts in (4, 8):
+        for method in ("sum", "gdod"):
+            for seed in (0, 1):
+                place, options = tmp_path / f"{experts}-{method}-{seed}", {"experts": experts, "embedding": 8}
+                make_run(place, model="mmoe", method=method, seed=seed, model_options=options, evaluations=2)
+    (study,) = load_studies([tmp_path])
+    assert study.models == ("mmoe (experts=4)", "mmoe (experts=8)")
+    assert [setting.method for setting in study.settings] == ["sum", "gdod"] * 2
+    assert study.baseline == "sum"
+    for place in (1, 3):
+        base = study.baseline_of(study.settings[place])
+        assert base is study.settings[place - 1]
+        assert set(study.settings[place].finished) == {0, 1}
+    assert all(ratio is not None for _, ratio in study.step_times())
+    assert "mmoe (experts=8)" in gdod_report(tmp_path)
+
+
+def ask(folder: Path, **changes: object) -> Path:
+    """A comparison.json as `gdod compare` writes it, for settings given as `gdod compare` takes them."""
+    from gdod.experiments.plan import make_plan
+
+    asked = make_plan({"data": "ads", **changes}).to_json()
+    write_json(folder / "comparison.json", {"data": "ads", **asked})
+    return folder
+
+
+def test_methods_and_models_with_options_keep_the_order_asked_for(tmp_path: Path) -> None:
+    models, methods = ["mmoe:experts=8", "mmoe", "ple"], ["pcgrad", "cagrad:c=0.9", "sum", "cagrad", "cagrad:c=0.1"]
+    folder = ask(tmp_path, models=models, methods=methods, seeds=1, baseline="cagrad:c=0.9")
+    for model, options in (("mmoe", {}), ("ple", {}), ("mmoe", {"experts": 8})):
+        for method, c in (("sum", None), ("cagrad", 0.1), ("cagrad", None), ("cagrad", 0.9), ("pcgrad", None)):
+            label = method if c is None else f"{method}_c={c}"
+            made = f"mmoe_experts=8-{label}-seed0" if options else f"{model}-{label}-seed0"
+            make_run(
+                folder / "runs" / made,
+                model=model,
+                method=method,
+                options={} if c is None else {"c": c},
+                model_options=options,
+                evaluations=2,
+            )
+    assert {run.status for run in collect([folder]).runs} == {"finished"}
+    (study,) = load_studies([folder])
+    assert study.baseline == "cagrad (c=0.9)"
+    assert study.models == ("mmoe (experts=8)", "mmoe", "ple")
+    order = ["cagrad (c=0.9)", "pcgrad", "sum", "cagrad", "cagrad (c=0.1)"]  # the baseline comes first
+    assert [setting.method for setting in study.settings] == order * 3
+
+
+def test_runs_with_options_that_are_missing_belong_to_the_other_seeds(tmp_path: Path) -> None:
+    folder = ask(tmp_path, models=["mmoe:experts=8", "mmoe"], methods=["sum", "cagrad:c=0.3", "cagrad"], seeds=2)
+    for model in ("mmoe_experts=8", "mmoe"):
+        for label in ("sum", "cagrad_c=0.3", "cagrad"):
+            make_run(
+                folder / "runs" / f"{model}-{label}-seed0",
+                model="mmoe",
+                method=label.split("_")[0],
+                options={"c": 0.3} if "_" in label else {},
+                model_options={"experts": 8} if "_" in model else {},
+                evaluations=2,
+            )
+    (study,) = load_studies([folder])
+    found = [(setting.model, setting.method, [run.status for run in setting.runs]) for setting in study.settings]
+    both = ["finished", "not started"]
+    methods = ("sum", "cagrad (c=0.3)", "cagrad")
+    assert [(model, method, sorted(states)) for model, method, states in found] == [
+        (model, method, both) for model in ("mmoe (experts=8)", "mmoe") for method in methods
+    ]
+
+
+def test_a_model_with_options_that_only_tuning_gave_stays_one_model(tmp_path: Path) -> None:
+    folder = ask(tmp_path, models=["mmoe"], methods=["sum", "gdod"], seeds=1)
+    for method, options in (("sum", {}), ("gdod", {"experts": 8})):
+        make_run(folder / f"runs/mmoe-{method}-seed0", model="mmoe", method=method, model_options=options)
+    (study,) = load_studies([folder])
+    assert study.models == ("mmoe",)
+    assert study.baseline_of(study.settings[1]) is study.settings[0]
+
+
+def test_a_run_that_failed_before_it_had_a_configuration_is_recognised(tmp_path: Path) -> None:
+    folder = ask(tmp_path, models=["shared-bottom"], methods=["sum", "cagrad:c=0.3"], seeds=2)
+    make_run(folder / "runs/shared-bottom-sum-seed0", method="sum", model_options={}, evaluations=2)
+    write_json(folder / "runs/shared-bottom-cagrad_c=0.3-seed1/error.json", {"message": "no memory"})
+    runs = {run.name: run for run in collect([folder]).runs}
+    failed = runs["shared-bottom-cagrad_c=0.3-seed1"]
+    assert (failed.status, failed.reason) == ("failed", "no memory")
+    assert (failed.model, failed.method, failed.seed) == ("shared-bottom", "cagrad", 1)
+    assert len(runs) == 4
+    (study,) = load_studies([folder])
+    assert [(setting.model, setting.method) for setting in study.settings] == [
+        ("shared-bottom", "sum"),
+        ("shared-bottom", "cagrad"),
+    ]
+    alone = tmp_path / "alone" / "run"
+    write_json(alone / "error.json", {"message": "no memory"})
+    assert [run.status for run in collect([tmp_path / "alone"]).runs] == ["failed"]
+
+
 def test_data_sets_are_kept_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "a", data="ads", evaluations=2)
     make_run(tmp_path / "b", data="census", evaluations=2)

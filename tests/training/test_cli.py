@@ -40,6 +40,22 @@ def train(*arguments: str) -> Result:
     return gdod("train", *TABLE, *QUICK, *SMALL, *arguments)
 
 
+def test_a_run_that_was_killed_as_it_began_begins_again(place: Path) -> None:
+    assert train("--steps", "2", "--out", "whole").exit_code == 0
+    for number, arguments in enumerate(([], ["--resume"])):
+        folder = place / f"half{number}"
+        (folder / "checkpoints").mkdir(parents=True)
+        for name in ("encoder.json", "about.json"):
+            (folder / name).write_bytes((place / "whole" / name).read_bytes())
+        (folder / ".config.json.0123abcd.part").write_text("{")
+        bare = gdod("train", "--resume", "--out", folder.name)
+        assert bare.exit_code == 2
+        assert "give the settings, too, to begin it" in bare.stderr
+        done = train("--steps", "2", "--out", folder.name, *arguments)
+        assert done.exit_code == 0, done.output
+        assert (folder / "result.json").exists()
+
+
 def test_from_a_table_to_predictions(place: Path) -> None:
     done = train("--method", "gdod", "--method-option", "groups=8", "--epochs", "3", "--out", "runs/clicks")
     assert done.exit_code == 0, done.output

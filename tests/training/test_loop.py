@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import gdod
 from gdod import InputError
 from gdod.data.part import MemoryPart
+from gdod.errors import NonFiniteInputError
 from gdod.models import MODELS, Task, per_example_losses
 from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
 from gdod.training.checkpoint import load
@@ -231,6 +233,27 @@ def test_such_a_step_can_be_skipped(tmp_path: Path, method: str) -> None:
     result = train(config, tmp_path / "run", dataset=broken(float("inf"), 700))
     assert result["skipped"] == 3
     assert result["test"]["mean_auc"] > 0.7
+
+
+def test_other_errors_are_not_taken_for_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    config = tiny.config(steps=3, non_finite="skip", method="gdod")
+    working = trainer(config, tmp_path)
+    losses = {"click": torch.ones(3), "buy": torch.ones(3)}
+    with pytest.raises(InputError, match="the list is not finite"):
+        working._refuse(1, losses, InputError("the list is not finite"))
+    assert working.state.skipped == 0
+    working._refuse(1, losses, NonFiniteInputError("whatever it says"))
+    assert working.state.skipped == 1
+
+
+@pytest.mark.parametrize("where", ["losses", "gradient"])
+def test_backward_says_by_its_class_that_something_is_not_finite(where: str) -> None:
+    values = torch.ones(4, requires_grad=True) * 2
+    bad = values / 0 if where == "losses" else values + (values * 0).sqrt()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gdod.MixingWarning)  # nan looks like anything
+        with pytest.raises(NonFiniteInputError, match="not finite"):
+            gdod.backward({"a": values, "b": bad}, gdod.GDOD())
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:

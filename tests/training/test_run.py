@@ -77,6 +77,13 @@ def test_a_run_that_was_killed_as_it_began_can_begin_again(run: Path, tmp_path: 
         assert not list(Path(folder).rglob("*.part"))
 
 
+def test_checkpoints_without_a_run_are_not_gone_on_with(run: Path, tmp_path: Path) -> None:
+    """Nobody knows what they are of."""
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(InputError, match="holds other files"):
+        train(tiny.config(), tmp_path, dataset=tiny.dataset())
+
+
 def test_another_configuration_does_not_go_on(run: Path) -> None:
     changed = Folder(run).read_config().model_copy(update={"batch": 7})
     with pytest.raises(InputError, match="batch is 64, not 7"):

@@ -27,7 +27,7 @@ Examples:
   gdod data prepare census --folder downloads/census
 """
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. [default: $GDOD_CACHE or ~/.cache/gdod]")]
+Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. (default: $GDOD_CACHE or ~/.cache/gdod)")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
 
 app = typer.Typer(no_args_is_help=True, help="Your own tables, and data sets with a name.")
@@ -73,7 +73,7 @@ def _print_inspection(found: "Inspection") -> None:
         options = ", ".join(f"{name}: {value}" for name, value in column.options.items())
         kind = f"{column.type} ({options})" if options else column.type
         table.add_row(column.name, kind, column.summary(found.rows), ", ".join(column.examples))
-    Console().print(table)
+    Console(markup=False).print(table)  # names and values may have brackets
     if not any(column.type == "label" for column in found.columns):
         typer.echo("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
 
@@ -116,7 +116,7 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(_parts_table(about))
+    Console(markup=False).print(_parts_table(about))
     for note in about["notes"]:
         typer.echo(f"- {note}")
     typer.echo(f"Prepared: {folder}")

@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def download(
     name: Annotated[str, typer.Argument(help="census, bookcrossing or ijcai15.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Where the files go. [default: downloads/NAME in $GDOD_CACHE or ~/.cache/gdod]")
+        Path | None, typer.Option(help="Where the files go. (default: downloads/NAME in $GDOD_CACHE or ~/.cache/gdod)")
     ] = None,
     sha256: Annotated[str | None, typer.Option(help="Take a file with this sha256, whatever is expected.")] = None,
 ) -> None:

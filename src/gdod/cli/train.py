@@ -154,7 +154,9 @@ def _config(file: Path | None, options: dict[str, Any], out: Path | None, resume
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with")
         if not Folder(out).is_run:
-            raise InputError(f"there is no run in {out} to go on with: it has no config.json")
+            raise InputError(
+                f"there is no run in {out} to go on with: it has no config.json; give the settings, too, to begin it"
+            )
         return Folder(out).read_config()
     if file is None and "data.source" not in options:
         raise InputError("no data is given; name it with --data, e.g. --data ads, or give a configuration file")

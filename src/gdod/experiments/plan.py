@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from gdod.errors import InputError
-from gdod.training.config import Settings, TrainConfig, check_config, merged, nested, read_settings
-from gdod.training.config import _inside as from_folder
+from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.job import absolute, check
 
 PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
@@ -92,7 +91,7 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
     {name, options}), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
     """
-    settings: Settings = {} if file is None else from_folder(read_settings(file), file.parent)
+    settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     tuned = [file.parent / one for one in _texts("tuned", settings.pop("tuned", []))] if file is not None else []
     given = nested(options or {})
     tuned = [Path(one) for one in _texts("tuned", given.pop("tuned", []))] or tuned

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdod.report import Study
 from gdod.report.numbers import number, p_value, signed, with_spread
-from gdod.report.study import HIGHER, MAIN, SINGLE_TASK, Comparison
+from gdod.report.study import HIGHER, MAIN, Comparison
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ def overview_table(study: Study) -> "Table":
             p_value(one.p_holm),
             number(ranks[place], 2),
             *([signed(gain.mean, 2) if gain else "–"] if any(gains) else []),
-            "–" if ratio is None or setting.model == SINGLE_TASK else f"{ratio:.2f}×",
+            "–" if ratio is None or setting.is_single_task else f"{ratio:.2f}×",
         )
     return shown
 

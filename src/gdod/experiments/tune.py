@@ -21,8 +21,7 @@ from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.search import Grid, Space, check_space, declared, read_space
 from gdod.experiments.watch import Silent
-from gdod.training.config import Settings, TrainConfig, check_config, merged, nested, read_settings
-from gdod.training.config import _inside as from_folder
+from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import goodness
 from gdod.training.files import check_writable, make_folder, read_json, write, write_json
 from gdod.training.job import absolute, check
@@ -106,7 +105,7 @@ def read_search(
     Settings are those of `gdod train`, and besides them `search`, `trials` and `seeds` (a list, or how
     many). Without ``space`` and `search`, the grid is searched that the method declares.
     """
-    settings: Settings = {} if file is None else from_folder(read_settings(file), file.parent)
+    settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     settings = merged(settings, nested(options or {}))
     settings = {"tensorboard": False, **settings}
     spaces = read_space(settings.pop("search", {})) | (space or {})

@@ -362,7 +362,11 @@ def _made_with(study: Study) -> str:
     started = sorted(str(run.about["started"]) for run in study.runs if run.about.get("started"))
     if started:
         found["started"] = [started[0]] if started[0] == started[-1] else [f"{started[0]} to {started[-1]}"]
-    sizes = {run.model: as_number(part(run.about, "model").get("parameters")) for run in study.runs}
+    sizes = {
+        setting.model: as_number(part(run.about, "model").get("parameters"))
+        for setting in study.settings
+        for run in setting.runs
+    }
     known = [f"{model} {whole(size)}" for model, size in sizes.items() if size]
     return _list({**{name: ", ".join(texts) for name, texts in found.items()}, "parameters": ", ".join(known)})
 

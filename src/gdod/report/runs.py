@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from gdod.errors import InputError
 Status = Literal["finished", "unfinished", "failed", "not started"]
 Json = dict[str, Any]
 
-_SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json")
+_SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,13 @@ class Run:
     def method(self) -> str:
         return _name(self.about, self.config, "method")
 
+    def options(self, what: str) -> Json | None:
+        """Of the model or the method; None if the folder does not tell."""
+        for source in (self.config, self.about):
+            if isinstance(found := part(source, what).get("options"), dict):
+                return found
+        return None
+
     @cached_property
     def seed(self) -> int | None:
         for source in (self.about, self.config):
@@ -66,6 +73,16 @@ class Run:
     def last_step(self) -> int | None:
         steps = [record["step"] for record in (*self.train[-1:], *self.evaluations[-1:])]
         return max(steps, default=None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model or a method that a comparison asks for."""
+
+    label: str
+    """Its part of the names of run folders: `cagrad_c=0.3`."""
+    name: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,10 +109,11 @@ def collect(paths: Sequence[Path]) -> Collection:
         for folder in comparisons:
             comparison = read_json(folder / "comparison.json")[0] or {}
             asked.append(comparison)
-            for run in _missing(comparison, folder):
+            for run in _asked_runs(comparison, folder):
                 runs.setdefault(run.path.resolve(), run)
         for folder in folders:
-            runs[folder.resolve()] = read_run(folder)
+            run = read_run(folder)
+            runs[folder.resolve()] = _named(run, runs.get(folder.resolve()))
     if not runs:
         raise InputError("there is no run to report; give at least one folder")
     return Collection(tuple(runs.values()), tuple(asked))
@@ -153,28 +171,44 @@ def _run_folders(path: Path) -> list[Path]:
     return sorted({file.parent for depth in depths for sign in _SIGNS for file in path.glob(depth + sign)})
 
 
-def _missing(comparison: Json, folder: Path) -> Iterator[Run]:
-    """Runs that a comparison asks for and that have no folder yet."""
+def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
+    """All runs that a comparison asks for, as if none of them had a folder yet."""
     data = comparison.get("data")
-    for model in names_in(comparison.get("models")):
-        for method in names_in(comparison.get("methods")):
+    models, methods = asked_for(comparison, "model"), asked_for(comparison, "method")
+    for model in models:
+        for method in methods:
             for seed in _whole_numbers(comparison.get("seeds")):
-                path = folder / "runs" / f"{model}-{method}-seed{seed}"
-                alone = model == "single-task" and method != names_in(comparison.get("methods"))[0]
-                if not path.exists() and not alone:
-                    about = {"model": {"name": model}, "method": {"name": method}, "seed": seed}
-                    if isinstance(data, str):
-                        about["data"] = {"name": data}
-                    yield Run(path, "not started", "has no folder yet", about=about)
+                if model.name == "single-task" and method != methods[0]:
+                    continue
+                about: Json = {
+                    "model": {"name": model.name, "options": model.options},
+                    "method": {"name": method.name, "options": method.options},
+                    "seed": seed,
+                }
+                if isinstance(data, str):
+                    about["data"] = {"name": data}
+                path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
+                yield Run(path, "not started", "has no folder yet", about=about)
 
 
-def names_in(listed: Any) -> list[str]:
-    """Names in a list of names or of objects with one."""
-    if isinstance(listed, dict):
-        return [str(name) for name in listed]
-    if not isinstance(listed, list):
+def _named(run: Run, asked: Run | None) -> Run:
+    """The run; if it failed before it could say what it is, as what it was asked for."""
+    return run if asked is None or run.about or run.config else replace(run, about=asked.about)
+
+
+def asked_for(comparison: Json, what: str) -> list[Asked]:
+    """The models or methods of a comparison, from a list of names or of objects with one."""
+    listed = comparison.get(f"{what}s")
+    if not isinstance(listed, list | dict):
         return []
-    return [str(item.get("name")) if isinstance(item, dict) else str(item) for item in listed]
+    found = []
+    for item in listed:
+        if isinstance(item, dict):
+            label = str(item.get("name"))
+            found.append(Asked(label, str(item.get(what, label)), part(item, "options")))
+        else:
+            found.append(Asked(str(item), str(item)))
+    return found
 
 
 def _whole_numbers(listed: Any) -> list[int]:

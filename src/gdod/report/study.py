@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gdod.experiments.statistics import (
@@ -16,7 +18,7 @@ from gdod.experiments.statistics import (
     paired_difference,
     summarise,
 )
-from gdod.report.runs import Collection, Json, Run, names_in, part
+from gdod.report.runs import Asked, Collection, Json, Run, asked_for, part
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
 """The metric by which settings are compared, for each kind of task."""
@@ -45,7 +47,7 @@ class Setting:
 
     model: str
     method: str
-    """With the options in which it differs from others of the same name."""
+    """Both with the options in which they differ from others of the same name."""
     runs: tuple[Run, ...]
     style: int = 0
     """Number of its colour, dash and marker: the same for the same method in every model."""
@@ -58,6 +60,10 @@ class Setting:
             if run.result is not None:
                 found.setdefault(run.seed, run)
         return found
+
+    @property
+    def is_single_task(self) -> bool:
+        return self.runs[0].model == SINGLE_TASK
 
     @property
     def shown(self) -> tuple[Run, ...]:
@@ -191,9 +197,9 @@ class Study:
 
     def gains(self) -> list[Summary | None]:
         """Δm in per cent against single-task models, by seed; None where there are none to compare with."""
-        single = next((setting for setting in self.settings if setting.model == SINGLE_TASK), None)
+        single = next((setting for setting in self.settings if setting.is_single_task), None)
         return [
-            None if single is None or setting.model == SINGLE_TASK else self._gain(setting, single)
+            None if single is None or setting.is_single_task else self._gain(setting, single)
             for setting in self.settings
         ]
 
@@ -265,8 +271,7 @@ def _study(runs: Sequence[Run], asked: Sequence[Json], baseline: str | None) -> 
     wanted = next((item for item in asked if item), {})
     settings = _settings(runs, wanted)
     methods = list(dict.fromkeys(setting.method for setting in settings))
-    base = baseline or wanted.get("baseline")
-    base = base.get("name") if isinstance(base, dict) else base
+    base = baseline or _asked_baseline(settings, wanted)
     if base not in methods:
         base = "sum" if "sum" in methods else methods[0]
     # The baseline comes first and is drawn in the colour of text.
@@ -278,10 +283,26 @@ def _study(runs: Sequence[Run], asked: Sequence[Json], baseline: str | None) -> 
     return Study(about.data, tasks, styled, tuple(runs), base, wanted)
 
 
+def _asked_baseline(settings: Sequence[Setting], asked: Json) -> str | None:
+    """What the settings call the baseline that a comparison asks for."""
+    base = asked.get("baseline")
+    base = base.get("name") if isinstance(base, dict) else base
+    listed = asked_for(asked, "method")
+    for setting in settings:
+        place = _place(setting.runs[0], "method", listed)
+        if place is not None and listed[place].label == base and not setting.is_single_task:
+            return setting.method
+    return base if isinstance(base, str) else None
+
+
+_Key = tuple[str, str, str]  # model with its options, method, configuration
+
+
 def _settings(runs: Sequence[Run], asked: Json) -> list[Setting]:
     """Runs of one model, method and configuration but for the seed; in the order asked for."""
-    groups: dict[tuple[str, str, str], list[Run]] = {}
-    configs: dict[tuple[str, str, str], dict[str, Any]] = {}
+    groups: dict[_Key, list[Run]] = {}
+    configs: dict[_Key, dict[str, Any]] = {}
+    models = _model_labels(runs, asked_for(asked, "model"))
     silent = []
     for run in runs:
         config = {
@@ -292,27 +313,89 @@ def _settings(runs: Sequence[Run], asked: Json) -> list[Setting]:
         if not config:
             silent.append(run)
             continue
-        key = (run.model, run.method, json.dumps(config, sort_keys=True, default=str))
+        key = (models[run], run.method, _text(config))
         groups.setdefault(key, []).append(run)
         configs[key] = config
-    for run in silent:  # no configuration (yet): with those of the same name
-        key = next((key for key in groups if key[:2] == (run.model, run.method)), (run.model, run.method, ""))
+    for run in silent:  # no configuration (yet)
+        options = run.options("method") or {}
+        key = _kin(run, models[run], groups) or (models[run], run.method, _text(options))
         groups.setdefault(key, []).append(run)
-        configs.setdefault(key, {})
-    place = {name: number for number, name in enumerate(names_in(asked.get("models")) + names_in(asked.get("methods")))}
-    keys = sorted(groups, key=lambda key: (place.get(key[0], 10**6), place.get(key[1], 10**6)))
-    return [Setting(key[0], _label(key, configs), tuple(groups[key])) for key in keys]
+        configs.setdefault(key, flat({"method": {"options": options}}))
+    listed = {what: asked_for(asked, what) for what in ("model", "method")}
+
+    def order(key: _Key) -> list[int]:
+        places = [_place(groups[key][0], what, listed[what]) for what in ("model", "method")]
+        return [len(runs) if place is None else place for place in places]
+
+    return [Setting(key[0], _label(key, configs), tuple(groups[key])) for key in sorted(groups, key=order)]
 
 
-def _label(key: tuple[str, str, str], configs: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
+def _kin(run: Run, model: str, groups: Mapping[_Key, Sequence[Run]]) -> _Key | None:
+    """The group that a run without a configuration belongs to."""
+    alike = [key for key in groups if key[:2] == (model, run.method)]
+    # The other seeds of a comparison have the same name; what was tuned may have given them more options.
+    for key in alike:
+        if any(_but_for_the_seed(other) == _but_for_the_seed(run) for other in groups[key]):
+            return key
+    wanted = run.options("method") or {}
+    return next((key for key in alike if wanted.items() <= (groups[key][0].options("method") or {}).items()), None)
+
+
+def _but_for_the_seed(run: Run) -> Path:
+    """The path of a run of a comparison, without its end `-seed3`."""
+    return run.path.with_name(re.sub(r"-seed\d+$", "", run.name))
+
+
+def _place(run: Run, what: str, listed: Sequence[Asked]) -> int | None:
+    """Which of the models or methods asked for a run is of: the one that has most of its options, and no others."""
+    name, options = run.model if what == "model" else run.method, run.options(what) or {}
+    fitting = [place for place, one in enumerate(listed) if one.name == name and one.options.items() <= options.items()]
+    return max(fitting, key=lambda place: len(listed[place].options), default=None)
+
+
+def _model_labels(runs: Sequence[Run], asked: Sequence[Asked]) -> dict[Run, str]:
+    """The model of each run, with the options in which it differs from others of its name.
+
+    What a comparison asks for as one model is one, even if some of its runs were tuned to have more options.
+    """
+    variants: dict[Run, Json] = {}
+    twins: dict[str, dict[str, Json]] = {}  # by the model's name, then by options
+    for run in runs:
+        if (options := run.options("model")) is not None:
+            place = _place(run, "model", asked)
+            variants[run] = options if place is None else asked[place].options
+            twins.setdefault(run.model, {})[_text(variants[run])] = variants[run]
+    labels: dict[Run, str] = {}
+    kin: dict[Path | str, str] = {}
+    for run, options in variants.items():
+        shown = ", ".join(f"{name}={options[name]}" for name in _own(options, list(twins[run.model].values())))
+        labels[run] = f"{run.model} ({shown})" if shown else run.model
+        kin.setdefault(_but_for_the_seed(run), labels[run])
+        kin.setdefault(run.model, labels[run])
+    for run in runs:  # the others: as the other seeds, or as any of its name
+        labels.setdefault(run, kin.get(_but_for_the_seed(run)) or kin.get(run.model) or run.model)
+    return labels
+
+
+def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
     """The method, with the settings in which it differs from others of its name and model."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
-    names = [
-        name
-        for name in configs[key]
-        if any(json.dumps(twin.get(name), default=str) != json.dumps(configs[key][name], default=str) for twin in twins)
-    ]
+    # A method without options is called by its name alone.
+    names = [name for name in _own(configs[key], twins) if name != "method.options"]
     if not names:
         return key[1]
     shown = ", ".join(f"{name.removeprefix('method.options.')}={configs[key][name]}" for name in names[:3])
     return f"{key[1]} ({shown}{', …' if len(names) > 3 else ''})"
+
+
+def _own(settings: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the settings that not all twins have, or not with the same value."""
+    return [
+        name
+        for name, value in settings.items()
+        if any(name not in twin or _text(twin[name]) != _text(value) for twin in twins)
+    ]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, default=str, sort_keys=True)

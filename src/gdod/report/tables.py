@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gdod.report import svg
 from gdod.report.numbers import duration, number, p_value, signed, whole, with_spread
 from gdod.report.runs import Run
-from gdod.report.study import HIGHER, SINGLE_TASK, TITLES, Comparison, Setting, Study, as_number
+from gdod.report.study import HIGHER, TITLES, Comparison, Setting, Study, as_number
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _first_cells(study: Study, setting: Setting) -> list[Cell]:
 def _difference_cell(one: Comparison, setting: Setting, study: Study) -> Cell:
     found = one.difference
     if found is None:
-        return Cell("baseline" if setting.method == study.baseline and setting.model != SINGLE_TASK else "–")
+        return Cell("baseline" if setting.method == study.baseline and not setting.is_single_task else "–")
     if found.mean is None:
         return Cell("–", detail=found.note or "")
     if found.low is None or found.note:

@@ -172,7 +172,7 @@ def read_config(file: Path | None = None, options: Mapping[str, Any] | None = No
     Options are settings like those of a file, nested or by a path with dots: `{"model.name": "ple"}`.
     Paths in a file start at the file's folder and stay in it.
     """
-    settings: Settings = {} if file is None else _inside(read_settings(file), file.parent)
+    settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     return check_config(merged(settings, nested(options or {})))
 
 
@@ -230,7 +230,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
 _SHORT = {"data": "source", "model": "name", "method": "name", "optimizer": "name", "schedule": "name"}
 
 
-def _inside(settings: Settings, folder: Path) -> Settings:
+def inside(settings: Settings, folder: Path) -> Settings:
     """The settings of a file with its paths made absolute; none may leave the file's folder."""
     data = settings.get("data")
     data = {"source": data} if isinstance(data, str) else data

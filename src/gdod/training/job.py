@@ -164,9 +164,10 @@ def check_folder(config: TrainConfig, folder: Folder, resume: bool) -> None:
     if folder.path.exists() and not folder.path.is_dir():
         raise InputError(f"{folder.path} is a file; expected a folder, or a name for a new one")
     if not folder.is_run:
-        # A run that was killed as it began has some of its files, but not this last one of them.
+        # A run that was killed as it began has some of its files, but not this last one of them, and no checkpoint.
         own = {folder.checkpoints, folder.encoder, folder.about}
-        if folder.path.is_dir() and any(one not in own and one.suffix != ".part" for one in folder.path.iterdir()):
+        there = [one for place in (folder.path, folder.checkpoints) if place.is_dir() for one in place.iterdir()]
+        if any(one not in own and one.suffix != ".part" for one in there):
             raise InputError(f"the folder {folder.path} holds other files; choose a new one with --out")
         return
     if not resume:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import gdod
-from gdod.errors import InputError
+from gdod.errors import InputError, NonFiniteInputError
 from gdod.info import Info
 from gdod.models import Model
 from gdod.training import checkpoint
@@ -214,7 +214,7 @@ class Trainer:
 
     def _refuse(self, step: int, losses: Mapping[str, Tensor], error: Exception) -> None:
         tasks = [name for name, loss in losses.items() if not bool(loss.isfinite().all())]
-        if not tasks and isinstance(error, InputError) and "not finite" not in str(error):
+        if not tasks and not isinstance(error, NonFiniteInputError | _NotFinite):
             raise error
         state = self.state
         state.skipped += 1
