@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gdod
+from gdod.errors import NonFiniteInputError
 from gdod.methods import METHODS
 from gdod.models import Batch, per_example_losses
 
@@ -528,11 +529,11 @@ def _() -> None:
 # Refusals: the same error on all ranks, and the next step works.
 
 
-def refused(call: Callable[[], object], *words: str) -> None:
+def refused(call: Callable[[], object], *words: str, kind: type[gdod.InputError] = gdod.InputError) -> None:
     message = ""
     try:
         call()
-    except gdod.InputError as error:
+    except kind as error:
         message = str(error)
     assert message, "nothing was refused"
     for word in words:
@@ -550,7 +551,12 @@ def _() -> None:
         losses = everything_losses(step.model, step.own().inputs)
         if dist.get_rank() == last:
             losses["t1"] = losses["t1"] / 0
-        refused(lambda losses=losses, name=name: gdod.backward(losses, VARIETY[name]()), f"rank {last}:", "'t1'")
+        refused(
+            lambda losses=losses, name=name: gdod.backward(losses, VARIETY[name]()),
+            f"rank {last}:",
+            "'t1'",
+            kind=NonFiniteInputError,
+        )
         assert all(parameter.grad is None for parameter in step.model.parameters())
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gdod.errors import InputError
+from gdod.errors import InputError, NonFiniteInputError
 
 if TYPE_CHECKING or dist.is_available():  # noqa: SIM108 (a type checker reads only the first)
     ProcessGroup = dist.ProcessGroup
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 # Numbers that `agree` sends at once; if a rank has more, there is a second round.
 _ROOM = 510
-_FINE, _WRONG_INPUT, _FAILED = 0, 1, 2
+_FINE, _WRONG_INPUT, _FAILED, _NOT_FINITE = 0, 1, 2, 3
 
 
 def is_distributed() -> bool:
@@ -98,8 +98,8 @@ class Exchange:
         try:
             result, numbers = work()
         except Exception as error:
-            status = _WRONG_INPUT if isinstance(error, InputError) else _FAILED
-            text = str(error) if status == _WRONG_INPUT else f"{type(error).__name__}: {error}"
+            status = _status_of(error)
+            text = f"{type(error).__name__}: {error}" if status == _FAILED else str(error)
             failed = self._failed(self._told(status, list(text.encode())))
             if isinstance(failed, InputError):
                 raise failed from error
@@ -179,7 +179,8 @@ class Exchange:
         text = "; ".join(f"rank {rank}: {message}" for rank, _, message in bad)
         if any(status == _FAILED for _, status, _ in bad):
             return RuntimeError(f"gdod.backward failed on another rank: {text}")
-        return InputError(text)
+        not_finite = all(status == _NOT_FINITE for _, status, _ in bad)
+        return NonFiniteInputError(text) if not_finite else InputError(text)
 
     def _run(self, what: str, size: float, collective: Callable[[], object]) -> None:
         try:
@@ -191,6 +192,12 @@ class Exchange:
                 f"did not call gdod.backward as often as this one; torch says: {error}"
             ) from error
         traffic.count(what, size)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, NonFiniteInputError):
+        return _NOT_FINITE
+    return _WRONG_INPUT if isinstance(error, InputError) else _FAILED
 
 
 def digest(text: str) -> int:
