@@ -256,7 +256,7 @@ def gdod(*arguments: str) -> Any:
     [
         ([], "no data is given"),
         (["--data", "clicks.csv", "--method", "gdot"], "did you mean 'gdod'"),
-        (["--data", "clicks.csv", "--method", "cagrad:d=1"], "does not take these options"),
+        (["--data", "clicks.csv", "--method", "cagrad:d=1"], "is unknown; expected one of"),
         (["--data", "clicks.csv", "--method", "cagrad:c"], "expected options as name=value"),
         (["--data", "clicks.csv", "--model", "mmoe:exprts=1"], "did you mean 'experts'"),
         (["--data", "clicks.csv", "--method", "sum", "--method", "sum"], "is given twice"),

@@ -279,7 +279,7 @@ def test_skipping_comes_to_an_end(tmp_path: Path) -> None:
         ({"model": {"name": "mmoe", "options": {"expertz": 2}}}, "did you mean 'expert'"),
         ({"method": "gdood"}, "did you mean 'gdod'"),
         ({"method": {"name": "gdod", "options": {"groups": 0}}}, "groups=0"),
-        ({"method": {"name": "sum", "options": {"groups": 1}}}, "does not take these options"),
+        ({"method": {"name": "sum", "options": {"groups": 1}}}, "takes no options"),
         ({"device": "cuda:99"}, "device='cuda:99' cannot be used"),
         ({"device": "toaster"}, "device='toaster' cannot be used"),
         ({"task_weights": {"clik": 1}}, "task_weights names 'clik'"),

@@ -11,7 +11,7 @@ from gdod.data.part import MemoryPart
 from gdod.data.prepared import examples
 from gdod.data.scaling import Scaling
 from gdod.data.table_schema import CategoricalColumn, NumericColumn, SequenceColumn, TableSchema, listed
-from gdod.data.values import Origin, numbers, text
+from gdod.data.values import Origin, finite_numbers, text
 from gdod.data.vocabulary import Vocabulary
 from gdod.errors import InputError
 from gdod.models import Categorical, Numeric, Schema, Sequence, Task
@@ -93,7 +93,7 @@ class Encoder:
         column, tokens = self.table.columns[name], self.table.file.missing
         values = _column(frame, name)
         if isinstance(column, NumericColumn):
-            known = numbers(values, tokens, origin)
+            known = finite_numbers(values, tokens, origin)
             missing[name] = known.null_count()
             return pl.Series(name, self.scalings[name].apply(known))
         if isinstance(column, SequenceColumn):

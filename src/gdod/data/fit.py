@@ -9,7 +9,7 @@ from gdod.data.scaling import Moments
 from gdod.data.split import TRAIN, Parts
 from gdod.data.table import Table
 from gdod.data.table_schema import CategoricalColumn, LabelColumn, NumericColumn, SequenceColumn, TableSchema
-from gdod.data.values import Origin, numbers, text
+from gdod.data.values import Origin, finite_numbers, text
 from gdod.data.vocabulary import ValueCount
 from gdod.errors import InputError
 
@@ -51,7 +51,7 @@ class _Fitting:
                 self.counts[name].add(lists.values)
                 self.longest[name] = max(self.longest[name], int(np.bincount(lists.rows).max(initial=0)))
             elif isinstance(column, NumericColumn):
-                self.moments[name].add(numbers(frame[name], missing, origin))
+                self.moments[name].add(finite_numbers(frame[name], missing, origin))
             elif name in self.values:
                 self.values[name].add(text(frame[name], missing))
         self._add_labels(frame, origin)

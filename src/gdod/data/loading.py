@@ -186,6 +186,11 @@ def _files(
     for part in ("validation", "test"):
         given = getattr(table.split, part)
         if isinstance(given, str):
+            if not (base / given).resolve().is_relative_to(base.resolve()):
+                raise InputError(
+                    f"the schema's split has {part}={given!r}, which leads out of {base}, the folder of the data; "
+                    "put the file there, or name it relative to that folder"
+                )
             files[part] = find_files(base / given)
             files["train"] = tuple(path for path in files["train"] if path not in files[part])
     if not files["train"]:

@@ -159,10 +159,14 @@ def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
     """Missing and unknown values, and parts that cannot be judged."""
     notes = []
     for at, part in enumerate(PARTS):
-        if missing := _shares(about[at].missing, about[at].rows, encoder.table.labels):
+        # A label with a condition is missing by design.
+        conditional = {name: label for name, label in encoder.table.labels.items() if label.when}
+        if missing := _shares(about[at].missing, about[at].rows, conditional):
             notes.append(f"{part}: missing values in {missing}")
-        if at != TRAIN and (unknown := _shares(about[at].unknown, about[at].rows, ())):
-            notes.append(f"{part}: values that training has not seen in {unknown}")
+        if unknown := _shares(about[at].unknown, about[at].rows, ()):
+            rarely = any(getattr(column, "rare", 1) > 1 for column in encoder.table.columns.values())
+            unseen = f"values that training has not seen{', or too rarely,' if rarely else ''}"
+            notes.append(f"{part}: {'rare values' if at == TRAIN else unseen} in {unknown}")
     for name, label in encoder.table.labels.items():
         for at in (VALIDATION, TEST):
             labelled = about[at].labelled.get(name, 0)

@@ -66,6 +66,12 @@ def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.S
     return found.fill_nan(None)
 
 
+def finite_numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+    """The same with null for infinity, too: as a feature it would drown all other values."""
+    found = numbers(column, missing, origin)
+    return found.set(found.is_infinite(), None)
+
+
 def refuse(wrong: pl.Series, column: pl.Series, origin: Origin, expected: str) -> None:
     """Raises for the first row that is wrong."""
     if not wrong.any():

@@ -111,6 +111,11 @@ class ValueCount:
                 f"cannot tell one example about another; {_what_to_do(False)}"
             )
         kept = self._counted.filter(pl.col("count") >= rare).sort(["count", "value"], descending=[True, False])
+        if distinct and not len(kept):
+            raise InputError(
+                f"column {self.name!r}: none of its {distinct:,} values occurs {rare} times in the "
+                f"{self.rows:,} training rows, so `rare: {rare}` leaves nothing; lower it, or use `type: ignore`"
+            )
         return Vocabulary(kept["value"])
 
 

@@ -1,6 +1,7 @@
 """Methods: functions from the Gram matrix of the rows (and the losses) to weights of the rows."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from gdod.errors import InputError
@@ -40,6 +41,12 @@ def method(name: str, **options: Any) -> Method:
     try:
         return METHODS[name](**options)
     except TypeError as error:
+        if isinstance(METHODS[name], type):
+            known = list(signature(METHODS[name]).parameters)
+            if not known:
+                raise InputError(f"method {name!r} takes no options, and {', '.join(options)} is given") from error
+            for option in options:
+                check_choice(f"option of method {name!r}", option, known)
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gdod.errors import InputError
+from gdod.methods.checks import check_choice
 from gdod.models import Batch, Model, Task
 from gdod.training.metrics import calibration, evaluate
 
@@ -126,9 +127,6 @@ def goodness(metrics: Metrics, monitor: str, task_weights: Mapping[str, float]) 
 def check_monitor(monitor: str, tasks: Sequence[Task]) -> None:
     """Before training: a task of the data, or one of the general names."""
     names = [task.name for task in tasks]
-    if monitor not in ("auto", "mean_auc", "loss", *names):
-        raise InputError(
-            f"stopping.monitor={monitor!r}; expected 'auto', 'mean_auc', 'loss' or a task: {', '.join(names)}"
-        )
+    check_choice("stopping.monitor", monitor, ("auto", "mean_auc", "loss", *names))
     if monitor == "mean_auc" and not any(task.kind == "binary" for task in tasks):
         raise InputError("stopping.monitor='mean_auc', but no task is binary; use 'loss' or the name of a task")

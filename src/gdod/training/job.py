@@ -131,7 +131,30 @@ def check(config: TrainConfig) -> torch.device:
     check_choice("model", config.model.name, MODELS)
     configure(MODELS[config.model.name].config_type, model_options(config))
     seeded_method(config.method.name, config.method.options, config.seed)
+    _check_table(config)
     return _device(config.device)
+
+
+def _check_table(config: TrainConfig) -> None:
+    """Of a table of one's own, what its schema tells before the data is read."""
+    data = config.data
+    if is_named(data.source):
+        return
+    if data.options:
+        raise InputError(
+            f"data.options={data.options!r} are for a named data set, and {data.source!r} is none; leave them out"
+        )
+    names = tuple(data.labels)
+    if data.schema_file is not None:
+        if names:
+            raise InputError(f"labels {', '.join(names)} are given beside a schema; mark them there, as `type: label`")
+        from gdod.data import TableSchema
+
+        names = tuple(TableSchema.read(data.schema_file).labels)
+    if names:
+        check_choice("stopping.monitor", config.stopping.monitor, ("auto", "mean_auc", "loss", *names))
+        for name in config.task_weights or ():
+            check_choice("a task of task_weights", name, names)
 
 
 def load_data(config: TrainConfig) -> "Dataset":

@@ -227,7 +227,7 @@ class Trainer:
 
     def _non_finite(self, step: int, tasks: list[str], what: str) -> NonFiniteError:
         last = None if self._saved_step is None else self.folder.last
-        return NonFiniteError(step, tasks, what, last, self._saved_step)
+        return NonFiniteError(step, tasks, what, last, self._saved_step, self.config.non_finite == "skip")
 
     # Records
 
@@ -325,6 +325,8 @@ class Trainer:
 
     def _checkpoint_due(self, logs: bool) -> bool:
         every = self.config.checkpoint_every
+        if self.state.skipped_in_a_row:  # the last one may be the last good one
+            return False
         if every is not None and self.state.step % every == 0:
             return True
         return logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes

@@ -11,13 +11,16 @@ from typing import Self
 class NonFiniteError(RuntimeError):
     """A loss, a gradient or a weight became infinite or not a number."""
 
-    def __init__(self, step: int, tasks: Sequence[str], what: str, checkpoint: Path | None, at: int | None) -> None:
+    def __init__(
+        self, step: int, tasks: Sequence[str], what: str, checkpoint: Path | None, at: int | None, skips: bool
+    ) -> None:
         of = f" of task {', '.join(map(repr, tasks))}" if tasks else ""
         good = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint}"
         good += "" if at is None else f" (step {at})"
         super().__init__(
-            f"step {step}: {what}{of} is not finite; {good}. A lower learning rate, gradient clipping (clip=1) or "
-            "non_finite=skip may help"
+            f"step {step}: {what}{of} is not finite{', after many skipped steps' if skips else ''}; {good}. A lower "
+            f"learning rate{' or' if skips else ','} gradient clipping (clip=1)"
+            f"{'' if skips else ' or non_finite=skip'} may help"
         )
         self.step, self.tasks, self.checkpoint = step, tuple(tasks), checkpoint
 

@@ -1,0 +1,79 @@
+"""What can be told before any work is done is told then; what was left out of the data is told, too."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import gdod
+from gdod.data import load
+from gdod.training import check, read_config
+
+SCHEMA = """
+columns:
+  user: {type: categorical, rare: RARE}
+  price: numeric
+  click: {type: label, kind: binary}
+split: SPLIT
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = 400
+    frame = pl.DataFrame(
+        {
+            "user": [f"u{row % 40}" if row % 2 else f"only{row}" for row in range(rows)],
+            "price": [float("inf") if row == 7 else row / rows for row in range(rows)],
+            "click": [None if row % 10 == 0 else row % 3 // 2 for row in range(rows)],
+        }
+    )
+    (tmp_path / "data").mkdir()
+    frame.write_parquet(tmp_path / "data" / "clicks.parquet")
+    frame.write_parquet(tmp_path / "other.parquet")
+    return tmp_path / "data" / "clicks.parquet"
+
+
+def schema(table: Path, rare: int = 1, split: str = "{by: random, validation: 0.2, test: 0.2}") -> Path:
+    path = table.with_name("schema.yaml")
+    path.write_text(SCHEMA.replace("RARE", str(rare)).replace("SPLIT", split))
+    return path
+
+
+def test_missing_labels_and_rare_values_are_told(table: Path, tmp_path: Path) -> None:
+    data = load(table, schema=schema(table, rare=2), cache=tmp_path / "cache")
+    notes = "\n".join(data.notes)
+    assert "train: missing values in" in notes
+    assert "click" in notes
+    assert "price" in notes  # infinity is no value
+    assert "train: rare values in user" in notes
+    assert "not seen, or too rarely, in user" in notes
+
+
+def test_a_limit_that_leaves_no_value_is_refused(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(gdod.InputError, match="leaves nothing"):
+        load(table, schema=schema(table, rare=300), cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("test", ["../other.parquet", "{tmp}/other.parquet"])
+def test_a_split_does_not_leave_the_folder_of_the_data(table: Path, tmp_path: Path, test: str) -> None:
+    split = f"{{by: files, validation: 0.2, test: {test.format(tmp=tmp_path)}}}"
+    with pytest.raises(gdod.InputError, match="leads out of"):
+        load(table, schema=schema(table, split=split), cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stopping.monitor": "clik"}, "did you mean 'click'"),
+        ({"task_weights.clck": 2}, "did you mean 'click'"),
+        ({"data.options.rows": 4}, "named data set"),
+        ({"data.labels": ["click"]}, "beside a schema"),
+        ({"method.options.grups": 4}, "did you mean 'groups'"),
+    ],
+    ids=str,
+)
+def test_names_are_checked_without_the_data(table: Path, options: dict[str, object], message: str) -> None:
+    settings = {"data.source": str(table), "data.schema": str(schema(table)), **options}
+    with pytest.raises(gdod.InputError, match=message):
+        check(read_config(options=settings))
