@@ -1,0 +1,151 @@
+"""Runs experiments and writes their pages.
+
+reproduce(["table2"], "reproduction", data_folder=Path("data"))
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gdod.errors import InputError
+from gdod.experiments.paper.cases import PAPER_SETTINGS, QUICK, TUNING_SEED, Case, Scale
+from gdod.experiments.paper.printed import SOURCE
+from gdod.experiments.paper.results import PAPER, Experiment
+from gdod.experiments.paper.sets import find_sets
+from gdod.experiments.paper.store import Store
+from gdod.experiments.paper.study import STUDY
+from gdod.experiments.watch import Silent
+from gdod.methods.checks import check_choice
+from gdod.training.files import check_writable, make_folder
+from gdod.training.run import versions
+
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*PAPER, *STUDY)}
+SETS_OF_NAMES = {"all": tuple(one.name for one in PAPER), "study": tuple(one.name for one in STUDY)}
+"""Names that stand for several experiments."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    pages: dict[str, Path]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def chosen(names: Sequence[str]) -> list[Experiment]:
+    found: list[str] = []
+    for name in names:
+        check_choice("experiment", name, (*SETS_OF_NAMES, *EXPERIMENTS))
+        found += SETS_OF_NAMES.get(name, (name,))
+    if not found:
+        raise InputError(f"no experiment is named; expected some of {', '.join((*SETS_OF_NAMES, *EXPERIMENTS))}")
+    return [EXPERIMENTS[name] for name in dict.fromkeys(found)]
+
+
+def reproduce(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    data_folder: Path | None = None,
+    seeds: int | None = None,
+    quick: bool = False,
+    processes: int | None = None,
+    watch: Silent | None = None,
+    command: Sequence[str] = ("gdod", "reproduce"),
+    run: bool = True,
+) -> Reproduced:
+    """Makes the runs that are missing, and one Markdown page for each experiment, with its pictures.
+
+    Args:
+        names: tables and figures of the paper ("table2"), parts of the study ("scope"), "all" or "study".
+        out: a folder for runs (`runs/`) and pages. Given again, nothing finished is repeated.
+        data_folder: where the data sets' folders are.
+        seeds: how many, from 0 on; 5 unless told.
+        quick: fewer seeds and a few steps, to see that all of it works. Its figures mean nothing.
+        processes: runs at a time.
+        run: False: only write pages, from the runs that are there.
+    """
+    experiments = chosen(names)
+    folder = Path(out) / ("quick" if quick else "full")
+    check_writable(folder)
+    scale = QUICK if quick else Scale()
+    if seeds is not None:
+        scale = Scale(tuple(range(seeds)), scale.evaluations, scale.steps, scale.rows)
+    store = Store(folder, find_sets(data_folder), scale)
+    watch = watch or Silent()
+    for key, one in store.sets.items():
+        if one.stands_in:
+            watch.say(f"{key}: no files were found; simulated ads are taken in its place")
+    if run:
+        cases = [case for experiment in experiments for case in experiment.cases()]
+        store.tune(cases, processes=processes, watch=watch, command=command)
+        ready = [store.tuned(case) for case in cases]
+        ready += [case for experiment in experiments for case in _further(experiment, store)]
+        store.make(ready, processes=processes, watch=watch, command=command)
+    pages = {one.name: _write(one, store, folder / "pages") for one in experiments}
+    return Reproduced(pages, store.failed)
+
+
+def _further(experiment: Experiment, store: Store) -> Sequence[Case]:
+    """Cases that depend on what was tuned, or on the data."""
+    further = getattr(experiment, "further", None)
+    return [] if further is None else list(further(store))
+
+
+def _all_cases(experiment: Experiment, store: Store) -> list[Case]:
+    return list(dict.fromkeys([*map(store.tuned, experiment.cases()), *_further(experiment, store)]))
+
+
+def _write(experiment: Experiment, store: Store, folder: Path) -> Path:
+    """The page, its pictures, and every figure of every run behind them as CSV."""
+    make_folder(folder)
+    page = folder / f"{experiment.name}.md"
+    parts = [f"# {experiment.title}"]
+    if store.scale.is_quick:
+        parts.append("**Quick: a few steps with two seeds. These figures only show that everything runs.**")
+    cases = _all_cases(experiment, store)
+    parts += [experiment.tell(store, folder), _about(experiment, store, cases)]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    if cases:
+        with (folder / f"{experiment.name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(_figures(store, cases))
+    return page
+
+
+def _figures(store: Store, cases: Sequence[Case]) -> Iterator[Sequence[object]]:
+    yield "data", "run", "seed", "part", "task", "auc", "log_loss", "best_step", "steps", "milliseconds_per_step"
+    for case in cases:
+        for seed in store.scale.seeds:
+            result = store.result(case, seed)
+            for part in ("validation", "test") if result is not None else ():
+                assert result is not None
+                how = [result["best_step"], result["steps"], f"{result['milliseconds_per_step']:.2f}"]
+                for task, found in (result[part] or {"tasks": {}})["tasks"].items():
+                    yield case.data, case.label, seed, part, task, found["auc"], found["log_loss"], *how
+
+
+def _about(experiment: Experiment, store: Store, cases: Sequence[Case]) -> str:
+    """How the figures were made."""
+    keys = list(dict.fromkeys(case.data for case in cases)) or list(store.sets)
+    epochs = [f"{store.sets[key].title} {store.sets[key].paper_set.epochs}" for key in keys]
+    results = [store.result(case, seed) for case in cases for seed in store.scale.seeds]
+    seconds = sum(result["seconds"] for result in results if result is not None)
+    there = sum(result is not None for result in results)
+    software = ", ".join(f"{name} {version}" for name, version in versions().items())
+    quick = " --quick" if store.scale.is_quick else ""
+    command = f"- Command: `gdod reproduce {experiment.name} --data-folder DATA{quick}`."
+    if not cases:
+        return f"## How this was made\n\n{command}"
+    lines = [
+        command,
+        f"- Batch {PAPER_SETTINGS['batch']}, Adam at {PAPER_SETTINGS['optimizer']['lr']:g}, 16 groups, seeds "
+        f"{', '.join(map(str, store.scale.seeds))}; passes over the training data: {', '.join(epochs)}.",
+        "- A tenth of the training data is held out. The checkpoint that is best on it (mean AUC over tasks, "
+        f"{store.scale.evaluations} evaluations a run) is tested; options were tuned on it with seed {TUNING_SEED}.",
+        "- Differences are paired by seed, with the 95 % interval of Student's t; p-values of the means' differences "
+        "are corrected by Holm for the number of rows of their table.",
+        f"- {there} of {len(results)} runs are behind this page (several pages share some); {seconds / 60:.0f} minutes "
+        "of training steps in them, one thread each. Times a step were taken with other runs beside them.",
+        f"- Every figure of every run: [{experiment.name}.csv]({experiment.name}.csv).",
+        f"- {software}. Printed figures: {SOURCE}.",
+    ]
+    return "## How this was made\n\n" + "\n".join(lines)

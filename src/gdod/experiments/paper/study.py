@@ -1,0 +1,270 @@
+"""When does GDOD help? Parts of the method, of the data and of training, changed one at a time.
+
+What a variant is called good by is validation data; test data only reports (docs/when-it-helps.md).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gdod.experiments.paper.cases import Case
+from gdod.experiments.paper.plots import Panel, Series, draw
+from gdod.experiments.paper.results import ADAM, GDOD, THREE_SETS, Experiment, difference_line
+from gdod.experiments.paper.store import Store
+from gdod.experiments.paper.tables import Grid, Row, figures_grid, gains, gains_grid, interval
+from gdod.experiments.plan import Spec
+from gdod.experiments.statistics import Difference, holm, paired_difference
+
+RIVALS: Mapping[str, Spec] = {"PCGrad": Spec("pcgrad"), "CAGrad": Spec("cagrad"), "UPGrad": Spec("upgrad")}
+CONFLICTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BATCHES = (128, 256, 1024)
+
+
+def variant(**options: Any) -> Spec:
+    return Spec("gdod-variant", options)
+
+
+VARIANTS: Mapping[str, Spec] = {
+    "1 group": Spec("gdod", {"groups": 1}),
+    "4 groups": Spec("gdod", {"groups": 4}),
+    "rank ≤ 4": Spec("gdod", {"rank": 4}),
+    "each layer on its own": variant(scope="layer"),
+    "dense layers only": variant(scope="dense"),
+    "normalised tasks": variant(normalise=True),
+    "soft agreement": variant(agreement="soft"),
+    "majority": Spec("weighted-gdod"),
+    "memory 0.9": variant(memory=0.9),
+    "memory 0.99": variant(memory=0.99),
+    "length of the sum": variant(length="sum"),
+}
+"""GDOD with 16 groups and one thing changed."""
+
+PROPOSALS: Mapping[str, Spec] = {
+    "soft, dense layers": variant(agreement="soft", scope="dense"),
+    "1 group, dense layers": variant(groups=1, scope="dense"),
+}
+"""Two that are put to the test against other methods, chosen by what the single changes did on validation data."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """One thing changed at a time, on three data sets."""
+
+    name: str = "variants"
+    title: str = "Variants of GDOD, one change at a time"
+
+    def cases(self) -> Iterable[Case]:
+        specs = [ADAM, GDOD, *VARIANTS.values(), *PROPOSALS.values()]
+        return [Case(key, method=spec) for key in THREE_SETS for spec in specs]
+
+    def further(self, store: Store) -> Iterable[Case]:
+        return [case for key in THREE_SETS for case in _halves(store, key).values()]
+
+    def tell(self, store: Store, pictures: Path) -> str:
+        parts = []
+        for part, title in (("validation", "On validation data, by which one would choose"), ("test", "On test data")):
+            parts += [f"## {title}", "Mean AUC over tasks, minus that of the plain sum.", self._grid(store, part)]
+        parts += ["## Task by task, on test data"]
+        for key in THREE_SETS:
+            rows = self._rows(store, key)
+            parts += [
+                f"### {store.sets[key].title}",
+                figures_grid(store, rows).markdown(),
+                gains_grid(gains(store, rows, rows[0])).markdown(),
+            ]
+        return "\n\n".join(parts)
+
+    def _rows(self, store: Store, key: str) -> list[Row]:
+        named = {"plain sum": ADAM, "GDOD": GDOD, **VARIANTS, **PROPOSALS}
+        rows = [Row(name, Case(key, method=spec)) for name, spec in named.items()]
+        return [*rows, *(Row(name, case) for name, case in _halves(store, key).items())]
+
+    def _grid(self, store: Store, part: str) -> str:
+        by_set = {key: self._rows(store, key) for key in THREE_SETS}
+        lines = []
+        for place, row in enumerate(by_set[THREE_SETS[0]][1:], 1):
+            cells, means = [row.name], []
+            for key in THREE_SETS:
+                found = _difference(store, by_set[key][place].case, by_set[key][0].case, part)
+                cells.append(interval(found))
+                means.append(found.mean)
+            conflict = [kept(store, by_set[key][place].case, "energy_kept") for key in THREE_SETS]
+            known = [mean for mean in means if mean is not None]
+            cells.append(f"{fmean(known):+.4f}" if len(known) == len(means) else "–")
+            cells.append(" / ".join("–" if share is None else f"{share:.2f}" for share in conflict))
+            lines.append(tuple(cells))
+        titles = [store.sets[key].title for key in THREE_SETS]
+        return Grid(("", *titles, "mean of the three", "energy kept"), tuple(lines)).markdown()
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """The simulator's knob, from aligned to opposed tasks."""
+
+    name: str = "conflict"
+    title: str = "From aligned to opposed tasks"
+
+    def cases(self) -> Iterable[Case]:
+        return [case for found in self._by_method().values() for case in found.values()]
+
+    def tell(self, store: Store, pictures: Path) -> str:
+        methods = self._by_method()
+        tasks = store.tasks(Case("ads"))
+        tuned = {name: {x: store.tuned(case) for x, case in found.items()} for name, found in methods.items()}
+        panels = [
+            Panel(
+                "mean over tasks" if task is None else task,
+                "conflict",
+                "AUC on test data, minus the plain sum",
+                [_against_sum(store, tuned, name, task) for name in tuned if name != "plain sum"],
+                level=0.0,
+            )
+            for task in (None, *tasks)
+        ]
+        draw(panels, pictures / "conflict.png")
+        lines = []
+        for name, cases in tuned.items():
+            if name != "plain sum":
+                differences = [_difference(store, cases[x], tuned["plain sum"][x]) for x in CONFLICTS]
+                lines.append((name, *(interval(one) for one in differences)))
+        cosines = ["cosine between tasks, plain sum"]
+        for x in CONFLICTS:
+            found = mean_cosines(store, tuned["plain sum"][x])
+            cosines.append(" / ".join(f"{value:+.3f}" for value in found) if found else "–")
+        grid = Grid(("minus the plain sum", *(f"conflict {x:g}" for x in CONFLICTS)), (*lines, tuple(cosines)))
+        pairs = ", ".join(f"{a}–{b}" for i, a in enumerate(tasks) for b in tasks[i + 1 :])
+        return "\n\n".join(
+            [
+                "![AUC against the conflict knob](conflict.png)",
+                grid.markdown(),
+                f"Mean AUC over tasks on test data. Cosines are means over training, of the pairs {pairs}.",
+            ]
+        )
+
+    def _by_method(self) -> dict[str, dict[float, Case]]:
+        specs = {"plain sum": ADAM, **RIVALS, "GDOD": GDOD, **PROPOSALS}
+        return {name: {x: _with_conflict(spec, x) for x in CONFLICTS} for name, spec in specs.items()}
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Smaller and larger batches: how noisy the rows are."""
+
+    name: str = "batch"
+    title: str = "Batch size"
+
+    def cases(self) -> Iterable[Case]:
+        return [case for key in THREE_SETS for found in self._by_method(key).values() for case in found.values()]
+
+    def tell(self, store: Store, pictures: Path) -> str:
+        lines, panels = [], []
+        for key in THREE_SETS:
+            methods = self._by_method(key)
+            for name, cases in methods.items():
+                if name != "plain sum":
+                    base = methods["plain sum"]
+                    found = [interval(_difference(store, cases[size], base[size])) for size in BATCHES]
+                    lines.append((store.sets[key].title, name, *found))
+            series = [_against_sum(store, methods, name, None) for name in methods if name != "plain sum"]
+            panels.append(Panel(store.sets[key].title, "batch", "mean test AUC, minus the sum", series, True, 0.0))
+        draw(panels, pictures / "batch.png", 3)
+        grid = Grid(("data set", "minus the plain sum", *(f"batch {size}" for size in BATCHES)), tuple(lines))
+        text = "Mean AUC over tasks on test data; the sum at the same batch size, the same number of passes."
+        return "\n\n".join(["![AUC against batch size](batch.png)", grid.markdown(), text])
+
+    def _by_method(self, key: str) -> dict[str, dict[int, Case]]:
+        specs = {"plain sum": ADAM, "GDOD": GDOD, **dict(list(PROPOSALS.items())[:1])}
+        return {name: {size: _with_batch(key, spec, size) for size in BATCHES} for name, spec in specs.items()}
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """The proposals against the plain sum, PCGrad, CAGrad and UPGrad."""
+
+    name: str = "challenge"
+    title: str = "Does a variant beat the plain sum, PCGrad, CAGrad and UPGrad?"
+    sets: tuple[str, ...] = (*THREE_SETS, "census")
+
+    def cases(self) -> Iterable[Case]:
+        return [Case(key, method=spec) for key in self.sets for spec in self._specs().values()]
+
+    def tell(self, store: Store, pictures: Path) -> str:
+        parts, lines, found = [], [], []
+        for key in self.sets:
+            rows = [Row(name, store.tuned(Case(key, method=spec))) for name, spec in self._specs().items()]
+            parts += [f"### {store.sets[key].title}", figures_grid(store, rows).markdown(),
+                      gains_grid(gains(store, rows, rows[0])).markdown()]  # fmt: skip
+            for row in rows:
+                if row.name in ("GDOD", *PROPOSALS):
+                    for rival in rows:
+                        if rival.name in ("plain sum", *RIVALS):
+                            one = _difference(store, row.case, rival.case)
+                            found.append(one.p)
+                            lines.append((store.sets[key].title, row.name, rival.name, interval(one)))
+        corrected = holm(found)
+        shown = [(*line, "–" if p is None else f"{p:.3f}") for line, p in zip(lines, corrected, strict=True)]
+        grid = Grid(("data set", "variant", "minus", "mean AUC on test data", "p (Holm, all of these)"), tuple(shown))
+        return "\n\n".join([grid.markdown(), *parts])
+
+    def _specs(self) -> dict[str, Spec]:
+        return {"plain sum": ADAM, **RIVALS, "GDOD": GDOD, **PROPOSALS}
+
+
+def kept(store: Store, case: Case, what: str) -> float | None:
+    """Share of energy or of basis vectors kept, mean over training and seeds."""
+    values = [
+        line[what] for seed in store.scale.seeds for line in store.conflicts(case, seed) if line[what] is not None
+    ]
+    return fmean(values) if values else None
+
+
+def mean_cosines(store: Store, case: Case) -> list[float]:
+    """Of each pair of tasks, mean over training and seeds."""
+    found: list[list[float]] = []
+    for seed in store.scale.seeds:
+        for line in store.conflicts(case, seed):
+            matrix = line["cosines"]
+            pairs = [matrix[i][j] for i in range(len(matrix)) for j in range(i + 1, len(matrix))]
+            if None not in pairs:
+                found.append(pairs)
+    return [fmean(column) for column in zip(*found, strict=True)]
+
+
+def _halves(store: Store, key: str) -> dict[str, Case]:
+    """GDOD in one half of training, the plain sum in the other."""
+    case = Case(key)
+    steps = store.sets[key].paper_set.epochs * store.dataset(case).train.steps(256)
+    half = (steps if store.scale.steps is None else min(steps, store.scale.steps)) // 2
+    return {
+        "first half of training": Case(key, method=variant(end=half)),
+        "second half of training": Case(key, method=variant(begin=half)),
+    }
+
+
+def _with_conflict(spec: Spec, conflict: float) -> Case:
+    return Case("ads", method=spec, settings=() if conflict == 0.5 else (("data.options.conflict", conflict),))
+
+
+def _with_batch(key: str, spec: Spec, size: int) -> Case:
+    return Case(key, method=spec, settings=() if size == 256 else (("batch", size),))
+
+
+def _difference(store: Store, case: Case, baseline: Case, part: str = "test") -> Difference:
+    return paired_difference(store.metric(case, None, part=part), store.metric(baseline, None, part=part))
+
+
+def _against_sum(store: Store, methods: Mapping[str, Mapping[Any, Case]], name: str, task: str | None) -> Series:
+    lines = [difference_line(store, {x: case}, methods["plain sum"][x], task) for x, case in methods[name].items()]
+    there = [line for line in lines if line.x]
+    return Series(
+        name,
+        [line.x[0] for line in there],
+        [line.mean[0] for line in there],
+        [line.low[0] for line in there if line.low],
+        [line.high[0] for line in there if line.high],
+    )
+
+
+STUDY: tuple[Experiment, ...] = (Variants(), Conflict(), BatchSize(), Challenge())
