@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gdod
+import reference
 from gdod.rows import stacked
 from gdod.rows.views import output_shape
 
@@ -195,3 +196,22 @@ def test_a_split_in_the_trunk() -> None:
     for _ in range(3):
         found, _ = through_rows(net, x)
         torch.testing.assert_close(found, summed(net, x))
+
+
+def test_large_layers_in_memory_that_is_kept(dtype: torch.dtype) -> None:
+    """Cotangents of more numbers than `stacked` leaves to the framework, step after step: none is in another's way."""
+    body = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 5))
+    model = nn.ModuleDict({"body": body, "one": nn.Linear(5, 1), "two": nn.Linear(5, 1)}).to(dtype)
+    assert stacked._LARGE < 2 * 480 * 70
+
+    def losses(model: nn.ModuleDict, x: Tensor) -> list[Tensor]:
+        features = model["body"](x)
+        return [model[name](features).squeeze(1).square() for name in ("one", "two")]
+
+    before: list[tuple[Tensor, Tensor]] = []
+    for step in range(4):
+        model.zero_grad()
+        info = reference.check(model, [torch.randn(480, 6, dtype=dtype)], losses=losses)
+        assert info.passes == 1 or step == 0
+        assert all(torch.equal(grad, copy) for grad, copy in before)
+        before += [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gdod import data, decompositions, models, training
-    from gdod.errors import InputError, MixingWarning
+    from gdod.accumulation import Accumulation
+    from gdod.errors import InputError, MixingWarning, NonFiniteInputError
     from gdod.info import Info
     from gdod.methods import (
         GDOD,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         CAGrad,
         Decomposition,
         GDODAggregator,
+        GDODVariant,
         GDODWeighting,
         GradNorm,
         GradReg,
@@ -40,9 +42,11 @@ __all__ = [
     "GDOD",
     "METHODS",
     "MGDA",
+    "Accumulation",
     "CAGrad",
     "Decomposition",
     "GDODAggregator",
+    "GDODVariant",
     "GDODWeighting",
     "GradNorm",
     "GradReg",
@@ -52,6 +56,7 @@ __all__ = [
     "LossMethod",
     "Method",
     "MixingWarning",
+    "NonFiniteInputError",
     "PCGrad",
     "PenaltyMethod",
     "Sum",
@@ -68,7 +73,14 @@ __all__ = [
     "training",
 ]
 
-_ELSEWHERE = {"InputError": "errors", "MixingWarning": "errors", "Info": "info", "backward": "to_grad"}
+_ELSEWHERE = {
+    "Accumulation": "accumulation",
+    "Info": "info",
+    "InputError": "errors",
+    "MixingWarning": "errors",
+    "NonFiniteInputError": "errors",
+    "backward": "to_grad",
+}
 _MODULES = {"data", "decompositions", "models", "training"}
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from gdod.rows import Target, before_stacking
 Losses = Mapping[str, Tensor] | Sequence[Tensor] | Tensor
 Masks = Losses
 TaskWeights = Mapping[str, float] | Sequence[float] | Tensor
+
+
+class Scaler(Protocol):
+    """`torch.amp.GradScaler`, and those that do as it does."""
+
+    def is_enabled(self) -> bool: ...
+
+    def scale(self, outputs: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Tasks:
     labelled: Tensor | None  # [K, B], bool; None: everything is
     weights: Tensor | None  # [K], float64; None: all 1
     totals: Totals | None = None  # where other processes have examples of the batch, too
+    scale: float | None = None  # of a gradient scaler: by how much all gradients are to be larger
 
     @property
     def examples(self) -> int:
@@ -59,11 +68,12 @@ class Tasks:
         return [task for task, count in enumerate(self.counts.tolist()) if count and weights[task]]
 
     def seeds(self) -> Tensor:
-        """The derivative of a task's weighted mean loss by each example's loss. [K, B]"""
+        """The derivative of a task's weighted (and scaled) mean loss by each example's loss. [K, B]"""
+        factor = 1.0 if self.scale is None else self.scale
         if self.labelled is None and self.weights is None and self.totals is None:
-            return torch.full_like(self.values, 1 / self.values.shape[1])
+            return torch.full_like(self.values, factor / self.values.shape[1])
         weights = torch.ones(len(self.names)) if self.weights is None else self.weights
-        scale = (weights.double() / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
+        scale = (factor * weights.double() / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
         labelled = torch.ones_like(self.values) if self.labelled is None else self.labelled
         return labelled * scale
 
@@ -80,7 +90,22 @@ def means(values: Tensor, labelled: Tensor | None) -> Tensor:
     return (torch.where(labelled, values, 0.0).sum(1) / labelled.sum(1)).cpu()
 
 
-def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None, may_be_empty: bool = False) -> Tasks:
+def scale_of(scaler: Scaler | None, losses: Tensor) -> float | None:
+    """The scaler's factor. It is asked in its own way, after which it knows the losses' device."""
+    if scaler is None:
+        return None
+    if not callable(getattr(scaler, "scale", None)) or not callable(getattr(scaler, "is_enabled", None)):
+        raise InputError(f"scaler is a {type(scaler).__name__}; expected a torch.amp.GradScaler, or None")
+    return float(scaler.scale(torch.ones((), device=losses.device))) if scaler.is_enabled() else None
+
+
+def read(
+    losses: Losses,
+    mask: Masks | None,
+    task_weights: TaskWeights | None,
+    may_be_empty: bool = False,
+    scaler: Scaler | None = None,
+) -> Tasks:
     """Checks; ``may_be_empty``: a batch without examples is fine, since other processes have some."""
     names, tensors, targets = _targets(losses, may_be_empty)
     with torch.no_grad():
@@ -96,7 +121,7 @@ def read(losses: Losses, mask: Masks | None, task_weights: TaskWeights | None, m
         raise NonFiniteInputError(
             f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}"
         )
-    return Tasks(names, targets, values, labelled, _weights(task_weights, names))
+    return Tasks(names, targets, values, labelled, _weights(task_weights, names), scale=scale_of(scaler, values))
 
 
 def _targets(losses: Losses, may_be_empty: bool) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:

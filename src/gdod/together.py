@@ -57,8 +57,10 @@ def _about(tasks: Tasks, method: Method, parameters: list[Tensor] | None, diagno
     names = ", ".join(map(repr, tasks.names))
     weights = "" if tasks.weights is None else f", task_weights {tasks.weights.tolist()}"
     shared = "" if parameters is None else f", {len(parameters)} parameters in shared="
+    scale = "" if tasks.scale is None else f", a gradient scaler at {tasks.scale}"
     how = re.sub(r" at 0x[0-9a-f]+", "", repr(method))
-    return f"tasks {names}{weights}, losses of {tasks.values.dtype}, {how}{shared}{', diagnose' if diagnose else ''}"
+    more = f"{shared}{scale}{', diagnose' if diagnose else ''}"
+    return f"tasks {names}{weights}, losses of {tasks.values.dtype}, {how}{more}"
 
 
 def _check(exchange: Exchange, method: Method, about: str, told: list[list[int]]) -> None:

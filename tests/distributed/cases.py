@@ -482,6 +482,58 @@ def _() -> None:
                 torch.testing.assert_close(flat(step.model), flat(alone), rtol=1e-8, atol=1e-10)
 
 
+def micro_batches(sizes: list[list[int]], name: str, mask: dict[str, Tensor] | None, **options: Any) -> None:
+    """``sizes``: of each rank's micro-batches."""
+    alone = Everything(**options).double()
+    model = Everything(**options).double()
+    model.load_state_dict(alone.state_dict())
+    rank, size = dist.get_rank(), sum(map(sum, sizes))
+    data = Data(everything_data(size).inputs, mask)
+    want = gdod.backward(
+        everything_losses(alone, data.inputs), VARIETY[name](), mask=mask, process_group=None, diagnose=True
+    )
+    wrapped, start = ddp(model), sum(map(sum, sizes[:rank]))
+    update = gdod.Accumulation(VARIETY[name](), examples=sum(sizes[rank]))
+    for count in sizes[rank]:
+        part = data.part(start, start + count)
+        update.add(everything_losses(wrapped, part.inputs), mask=part.mask)
+        start += count
+    got = update.backward()
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(got.losses, want.losses, equal_nan=True)
+    torch.testing.assert_close(got.norms, want.norms)
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or one.grad.is_sparse == other.grad.is_sparse
+    same_everywhere(flat(model), "the gradient")
+
+
+@case("rows of all micro-batches of all ranks")
+def _() -> None:
+    others = [[3, 4]] * (dist.get_world_size() - 2)
+    for name in (name for name in VARIETY if name != "gradreg"):
+        micro_batches([[6, 5], [7, 4], *others], name, None, sparse=True)
+    for sizes in ([[1, 5, 3], [0, 4, 9], *[[2, 0, 1]] * len(others)], [[7], [1], *[[2]] * len(others)]):
+        for name in ("gdod", "gdod by example", "gradnorm", "sum"):
+            micro_batches(sizes, name, masks(sum(map(sum, sizes)), slice(0, 9)), width=12)
+            micro_batches(sizes, name, None, width=96)
+
+
+@case("micro-batches that one rank lacks, or has too many of")
+def _() -> None:
+    step, rank = everything(VARIETY["gdod"]), dist.get_rank()
+
+    def losses() -> dict[str, Tensor]:
+        return everything_losses(step.model, step.data.part(0, 3).inputs)
+
+    update = gdod.Accumulation(gdod.GDOD(groups=4), examples=3 if rank else 6)
+    update.add(losses())
+    refused(update.backward, "rank 0: 3 of examples=6")
+    refused(lambda: update.add(losses()), "rank 1: a micro-batch of 3 examples after 3 of examples=3")
+    update = gdod.Accumulation(gdod.GDOD(groups=4), examples=3, scaler=torch.amp.GradScaler("cpu", 2.0 ** (4 + rank)))
+    refused(lambda: update.add(losses()), "gradient scaler at 16.0", "gradient scaler at 32.0")
+
+
 @case("hooks of a parameter see the whole gradient once")
 def _() -> None:
     for name in ("gdod", "sum"):

@@ -17,6 +17,7 @@ from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
 from gdod.methods.uncertainty import Uncertainty
+from gdod.methods.variants import GDODVariant
 
 if TYPE_CHECKING:
     from gdod.methods.to_torchjd import GDODAggregator, GDODWeighting
@@ -31,6 +32,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "cagrad": CAGrad,
     "gdod": GDOD,
     "weighted-gdod": WeightedGDOD,
+    "gdod-variant": GDODVariant,
     **torchjd_methods(),
 }
 
@@ -66,6 +68,7 @@ __all__ = [
     "CAGrad",
     "Decomposition",
     "GDODAggregator",
+    "GDODVariant",
     "GDODWeighting",
     "GradNorm",
     "GradReg",

@@ -58,6 +58,9 @@ class Method(ABC):
     lengths_at: Literal["everywhere", "last-shared-layer"] | tuple[Tensor, ...] = "everywhere"
     """Over which shared parameters `Gram.norm_gram` is taken."""
 
+    scope: Literal["all", "layer", "dense"] = "all"
+    """What one call of `weigh` is about: all shared parameters, one layer of them, or all but embedding tables."""
+
     @abstractmethod
     def weigh(self, gram: Gram) -> Weights:
         """The rows' weights."""

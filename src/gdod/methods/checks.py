@@ -17,9 +17,14 @@ def check_positive(name: str, value: object) -> None:
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
     known = tuple(known)
     if value not in known:
-        near = get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, known))}{hint}")
+        listed = ", ".join(map(repr, known))
+        raise InputError(f"{name}={value!r} is unknown; expected one of {listed}{nearest(value, known)}")
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """A hint, if something of a similar name is known."""
+    near = get_close_matches(str(value), tuple(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_number(name: str, value: object, *, at_least: float = -math.inf, above: float = -math.inf) -> None:

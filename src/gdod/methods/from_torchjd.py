@@ -197,7 +197,10 @@ def _ask(weighting: nn.Module, gram: Tensor) -> Tensor:
     if isinstance(inner, _TURNABLE):
         values, vectors = torch.linalg.eigh(gram)
         gram = vectors * values.clamp(min=0).sqrt()  # a matrix with these inner products of its rows
-    found: Tensor = weighting(gram)
+    try:
+        found: Tensor = weighting(gram)
+    except ValueError as error:  # such as too few tasks
+        raise InputError(f"{weighting!r} refuses {len(gram)} tasks: {error}") from error
     return found.detach().to(torch.float64)
 
 

@@ -131,24 +131,13 @@ class _OnBasis(Method):
 
     def _weigh_svd(self, gram: Gram) -> Weights:
         """For the SVD the singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
-        found = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
-        values, vectors = found.values.unsqueeze(1), found.vectors
-        along = vectors.T @ gram.averages.T  # Uᵀ cᵢ [r, K]
-        projections = values.sqrt() * along
-        rounded = _rounded_if_balanced(projections, gram)
-        if rounded is None:
-            # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
-            # places in U are lost in rounding; for small eigenvalues it is the less exact one.
-            through = (vectors.T @ gram.with_tasks) / values
-            along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
-            projections = values.sqrt() * along
-            rounded = _rounded(projections, gram)
-        factors = self.scale(rounded)
-        kept = (factors * along).sum(1)
-        exact = gram.error <= 1e-12 or values.numel() == 0
-        if not exact and not self._is_reliable(gram, found, along, factors, kept):
+        on = on_spectrum(gram, self.rank)
+        factors = self.scale(on.rounded)
+        kept = (factors * on.along).sum(1)
+        exact = gram.error <= 1e-12 or on.found.values.numel() == 0
+        if not exact and not self._is_reliable(gram, on.found, on.along, factors, kept):
             return Weights(gram.averages.sum(0), reliable=False)
-        return Weights(vectors @ kept, projections=projections, factors=factors)
+        return Weights(on.found.vectors @ kept, projections=on.projections, factors=factors)
 
     def _is_reliable(
         self, gram: Gram, found: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
@@ -162,20 +151,20 @@ class _OnBasis(Method):
         """
         values, error = found.values, gram.error * gram.longest
         column = values.unsqueeze(1)
-        turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0).mul_(error**2)
+        turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0)  # times error²
         square = along.square()
-        spread = turn @ square  # squared error of Uᵀ cᵢ
+        spread = turn @ square  # squared error of Uᵀ cᵢ, times error²
         # The error in Σ λ_a (ω_a - ω_b)² turn_ab² square_b, where (ω_a - ω_b)² is at most ω_a + ω_b.
         drift = (torch.addcmul((turn @ values).unsqueeze(1) * square, column, spread) * factors).sum()
-        doubtful = square < 16 * spread
+        moved = error**2 * float(drift)
+        doubtful = square < 16 * error**2 * spread
         if found.smallest < 64 * error:
             doubtful |= column < 64 * error
-        if bool(doubtful.any()):
+        if doubtful.any().item():
             turned = self.scale(torch.where(doubtful, -along, along))
-            drift += values @ ((turned - factors) * along).abs_().sum(1).square_()
+            moved += float(values @ ((turned - factors) * along).abs_().sum(1).square_())
         if values.shape[0] < gram.matrix.shape[0] and self.rank is None:
-            drift += gram.tolerance * values[-1] * (gram.squares.sum() - square.sum()).clamp_(min=0)
-        moved = float(drift)
+            moved += gram.tolerance * float(values[-1]) * max(float(gram.squares.sum() - square.sum()), 0.0)
         if moved <= _DRIFT_OF_UPDATE**2 * float(values @ kept.square()):
             return True
         return moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
@@ -235,6 +224,32 @@ class WeightedGDOD(_OnBasis):
 
     def __repr__(self) -> str:
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
+
+
+@dataclass(frozen=True)
+class OnSpectrum:
+    """Task gradients on the eigenvectors of the Gram matrix."""
+
+    found: decompositions.Spectrum
+    along: Tensor  # Uᵀ cᵢ [r, K]
+    projections: Tensor  # Λ^(1/2) Uᵀ cᵢ [r, K]
+    rounded: Tensor  # the same, with exact zeros where a projection counts as zero
+
+
+def on_spectrum(gram: Gram, rank: int | None) -> OnSpectrum:
+    found = decompositions.spectrum(gram.matrix, rank, gram.tolerance)
+    values, vectors = found.values.unsqueeze(1), found.vectors
+    along = (gram.averages @ vectors).T
+    projections = values.sqrt() * along
+    rounded = _rounded_if_balanced(projections, gram)
+    if rounded is None:
+        # The same from G cᵢ. That is the more exact one for a task much smaller than others, whose
+        # places in U are lost in rounding; for small eigenvalues it is the less exact one.
+        through = (vectors.T @ gram.with_tasks) / values
+        along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
+        projections = values.sqrt() * along
+        rounded = _rounded(projections, gram)
+    return OnSpectrum(found, along, projections, rounded)
 
 
 def _rounded(projections: Tensor, gram: Gram) -> Tensor:

@@ -1,5 +1,6 @@
 """What a method is given: inner products of the rows, and how they average to task gradients."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,12 +39,15 @@ class Gram:
     longest: float = field(init=False)  # and of the longest
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
+    part: int = 0  # which part of the shared parameters the rows are of, for methods that take them apart (`scope`)
 
     def __post_init__(self) -> None:
         # A row that is zero belongs to no direction. Without its share of the average a task whose
         # rows are all zero has projections that are exactly zero.
         lengths = self.matrix.diagonal()
-        shortest, longest = (float(length) for length in torch.aminmax(lengths))
+        numbers: list[float] = lengths.tolist()
+        unknown = math.isnan(sum(numbers))
+        shortest, longest = (math.nan, math.nan) if unknown else (min(numbers), max(numbers))
         object.__setattr__(self, "shortest", shortest)
         object.__setattr__(self, "longest", longest)
         if not shortest > 0:

@@ -5,7 +5,7 @@ the rows then travel; the update is summed over ranks like the gradients of an o
 except that of a table only the rows that were looked up are sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,9 +18,10 @@ from gdod.rows.collect import Rows, SlowPath, check_among, collect, derivatives,
 from gdod.rows.contraction import Products
 from gdod.rows.cotangent import working
 from gdod.rows.exchange import Exchange, digest
-from gdod.rows.graph import Graph, walk
+from gdod.rows.graph import walk
 from gdod.rows.groups import Groups
-from gdod.rows.leaves import Lookups, lookups, ordered_leaves, refuse_sharded
+from gdod.rows.joined import JoinedRows
+from gdod.rows.leaves import lookups, ordered_leaves, refuse_sharded
 from gdod.rows.lookup import Tables
 from gdod.rows.parcels import (
     Columns,
@@ -29,6 +30,7 @@ from gdod.rows.parcels import (
     Shape,
     Slice,
     Table,
+    apart,
     layer_of,
     merge,
     pack,
@@ -60,19 +62,43 @@ class Across:
         retain_graph: bool,
     ) -> "RowsAcross":
         """As `gdod.rows.collect`; ``seeds`` and ``labelled`` are of this rank's examples, ``groups`` of all."""
-        slices = _slices(groups, self.sizes)
+        slices = slices_of(groups, self.sizes)
         mine = slices[self.exchange.rank]
 
         def work() -> tuple[_Local, list[int]]:
-            local = self._run(targets, seeds, active, groups, mine, shared, retain_graph)
+            known = self.survey(targets, active, mine.examples, shared)
+            rows = collect(targets, seeds, active, mine.groups, shared, retain_graph) if mine.examples else None
             labels = _labels(labelled, len(targets), mine) if self.masked else []
+            local = self._local(known, rows, mine, groups, len(targets))
             return local, [*local.numbers(), *labels]
 
+        return self._meet(work, slices, groups, len(targets))
+
+    def join(
+        self, groups: Groups, joined: JoinedRows, factors: Tensor, known: "Survey", labels: Tensor
+    ) -> "RowsAcross":
+        """As `collect`, from what this rank's micro-batches left; ``labels`` [K, groups here]: labelled examples."""
+        slices = slices_of(groups, self.sizes)
+        mine = slices[self.exchange.rank]
+
+        def work() -> tuple[_Local, list[int]]:
+            local = self._local(known, joined.rows(factors), mine, groups, joined.tasks)
+            return local, [*local.numbers(), *(labels.flatten().long().tolist() if self.masked else [])]
+
+        return self._meet(work, slices, groups, joined.tasks)
+
+    def _meet(
+        self,
+        work: Callable[[], tuple["_Local", list[int]]],
+        slices: tuple[Slice, ...],
+        groups: Groups,
+        tasks: int,
+    ) -> "RowsAcross":
         local, told = self.exchange.agree(work)
         said, rest = zip(*(_Said.read(numbers, self.exchange.ranks) for numbers in told), strict=True)
         _check_model(said)
-        in_groups = _in_groups(rest, slices, groups, len(targets)) if self.masked else None
-        return RowsAcross(self.exchange, groups, len(targets), slices, local, said, in_groups)
+        in_groups = _in_groups(rest, slices, groups, tasks) if self.masked else None
+        return RowsAcross(self.exchange, groups, tasks, slices, local, said, in_groups)
 
     def differentiate(
         self,
@@ -90,7 +116,10 @@ class Across:
             order = ordered_leaves(graph, self.alike)
             leaves = [graph.leaf(leaf) for leaf in order]
             check_among(set(map(id, leaves)), shared or ())
-            sums = TableSums.of(lookups(graph, order), leaves, range(len(leaves)), self.exchange.ranks)
+            found = lookups(graph, order)
+            ids = {number: one.ids().unique() for number, one in found.items()}
+            sparse = {number: one.sparse for number, one in found.items()}
+            sums = TableSums.of(ids, sparse, leaves, self.exchange.ranks)
             grads = derivatives(targets, seeds, leaves, retain_graph, further)
             plain = _Plain(leaves, list(grads), sums)
             return plain, plain.numbers()
@@ -106,55 +135,84 @@ class Across:
         reached_tables = [pair for n, pair in zip(plain.sums.numbers, tables, strict=True) if reached[n]]
         return [*summed, *reached_tables]
 
-    def _run(
-        self,
-        targets: Sequence[Target],
-        seeds: Tensor,
-        active: Sequence[int],
-        groups: Groups,
-        mine: Slice,
-        shared: Sequence[Tensor] | None,
-        retain_graph: bool,
-    ) -> "_Local":
-        ranks = self.exchange.ranks
+    def survey(
+        self, targets: Sequence[Target], active: Sequence[int], examples: int, shared: Sequence[Tensor] | None
+    ) -> "Survey":
+        """What the graph tells beside the rows, to be asked before it is freed."""
         graph = walk([target.node for target in targets])
         refuse_sharded(graph)
-        plan = plan_for(graph, mine.examples, None if shared is None else frozenset(map(id, shared)))
+        plan = plan_for(graph, examples, None if shared is None else frozenset(map(id, shared)))
         if shared is not None:
             check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
         at = {leaf: number for number, leaf in enumerate(ordered_leaves(graph, self.alike))}
         leaves = [graph.leaf(leaf) for leaf in at]
-        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         found = lookups(graph, list(at))
-        private = {leaf for task in active for leaf in plan.private[task]}
-        sums = TableSums.of(found, leaves, sorted(at[leaf] for leaf in private), ranks)
-        tables = sorted(at[parameter.leaf] for parameter in plan.shared if parameter.is_table)
-        by_width = tables_by_width([(number, leaves[number]) for number in tables])
-        widths = tuple(leaves[some[0].number].shape[1] for some in by_width)
-        rows = collect(targets, seeds, active, mine.groups, shared, retain_graph) if mine.examples else None
-        blocks = [] if rows is None else rows.blocks
-        views = _views(graph, blocks)
-        layers = [(layer_of(b, numbers, views[id(b)], mine.groups), b) for b in blocks if not isinstance(b, Tables)]
-        return _Local(
+        private = sorted({at[leaf] for task in active for leaf in plan.private[task]})
+        return Survey(
             leaves=leaves,
             shared=sorted(at[parameter.leaf] for parameter in plan.shared),
+            tables=sorted(at[parameter.leaf] for parameter in plan.shared if parameter.is_table),
+            private=private,
+            ids={number: found[number].ids().unique() for number in private if number in found},
+            sparse={number: one.sparse for number, one in found.items()},
+            last_layer=[at[leaf] for leaf in plan.last_layer],
+        )
+
+    def _local(self, known: "Survey", rows: Rows | None, mine: Slice, groups: Groups, tasks: int) -> "_Local":
+        ranks, leaves = self.exchange.ranks, known.leaves
+        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        by_width = tables_by_width([(number, leaves[number]) for number in known.tables])
+        blocks = [] if rows is None else rows.blocks
+        layers = [(layer_of(b, numbers, mine.groups), b) for b in blocks if not isinstance(b, Tables)]
+        tables = [b for b in blocks if isinstance(b, Tables)]
+        return _Local(
+            leaves=leaves,
+            shared=known.shared,
             rows=rows,
             layers=sorted(layers, key=lambda pair: pair[0].weight),
             order=[numbers[id(parameter)] for block in blocks for parameter in _parameters(block)],
-            merged=_merge_all(
-                [b for b in blocks if isinstance(b, Tables)], by_width, leaves, mine, groups, targets, ranks
-            ),
-            widths=widths,
+            merged=_merge_all(tables, by_width, leaves, mine, groups, tasks, ranks),
+            widths=tuple(leaves[some[0].number].shape[1] for some in by_width),
             by_width=by_width,
             own=[] if rows is None else sorted(numbers[id(parameter)] for parameter, _ in rows.own),
-            sums=sums,
-            lookups=found,
-            last_layer=[at[leaf] for leaf in plan.last_layer],
+            sums=TableSums.of(known.ids, known.sparse, leaves, ranks),
+            sparse=known.sparse,
+            last_layer=known.last_layer,
         )
 
     def settle(self, values: Tensor) -> Tensor:
         """The first rank's values, so that not even rounding can make ranks decide differently."""
         return self.exchange.broadcast(values, "weights")
+
+
+@dataclass
+class Survey:
+    """Parameters by their numbers, which are the same on all ranks."""
+
+    leaves: list[Tensor]
+    shared: list[int]
+    tables: list[int]  # among the shared ones
+    private: list[int]  # other parameters that a task with labels reaches
+    ids: dict[int, Tensor]  # looked up in private tables on this rank, each once
+    sparse: dict[int, bool]  # of all tables: whether the gradient is to be
+    last_layer: list[int]
+
+    def check(self, other: "Survey") -> None:
+        """Refuses what another model tells."""
+        if set(map(id, self.leaves)) != set(map(id, other.leaves)):
+            raise InputError(
+                f"the losses of this micro-batch reach {len(other.leaves)} parameters, and those of the first one "
+                f"{len(self.leaves)}, or others; every micro-batch of an update needs the same model and losses"
+            )
+
+    def add(self, other: "Survey") -> None:
+        """Takes in what another micro-batch tells."""
+        at = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        names = [at[id(leaf)] for leaf in other.leaves]
+        self.private = sorted({*self.private, *(names[number] for number in other.private)})
+        for number, ids in other.ids.items():
+            before = self.ids.get(names[number], ids)
+            self.ids[names[number]] = torch.cat([before, ids]).unique()
 
 
 @dataclass(frozen=True)
@@ -182,7 +240,7 @@ class _Local:
     by_width: tuple[tuple[Table, ...], ...]
     own: list[int]  # private parameters that got a gradient
     sums: "TableSums"  # of private tables
-    lookups: Mapping[int, Lookups]
+    sparse: Mapping[int, bool]  # of tables
     last_layer: list[int]
 
     def numbers(self) -> list[int]:
@@ -241,29 +299,13 @@ def _parameters(block: Block) -> list[Tensor]:
     return [block.parameter]
 
 
-def _views(graph: Graph, blocks: Sequence[Block]) -> dict[int, int]:
-    """How the parameters of a block are laid out in its rows, as a number that is the same on all ranks."""
-    views = {}
-    for block in blocks:
-        if isinstance(block, Products):
-            chains = [block.weight[2], () if block.bias is None else block.bias[2]]
-            left = block.use.left
-        elif isinstance(block, Dense):
-            chains, left = [block.chain], False
-        else:
-            continue
-        kinds = [[type(node).__name__ for node, _ in chain] for chain in chains]
-        views[id(block)] = digest(f"{left}{kinds}")
-    return views
-
-
 def _merge_all(
     blocks: Sequence[Tables],
     by_width: Sequence[Sequence[Table]],
     leaves: Sequence[Tensor],
     mine: Slice,
     groups: Groups,
-    targets: Sequence[Target],
+    tasks: int,
     ranks: int,
 ) -> list[Merged]:
     merged = []
@@ -272,9 +314,9 @@ def _merge_all(
         first_ids = {id(leaves[table.number]): table.first for table in tables}
         some = [block for block in blocks if id(block.tables[0][0]) in first_ids]
         if some:
-            merged.append(merge(some, first_ids, mine, groups.count, len(targets), ranks))
+            merged.append(merge(some, first_ids, mine, groups.count, tasks, ranks))
         else:
-            values = working(like.detach()).new_zeros(0, len(targets) * like.shape[1])
+            values = working(like.detach()).new_zeros(0, tasks * like.shape[1])
             merged.append(Merged(torch.zeros(0, dtype=torch.int64), values, (0,) * ranks))
     return merged
 
@@ -299,7 +341,7 @@ def _in_groups(labels: Sequence[Sequence[int]], slices: Sequence[Slice], groups:
 
 
 @lru_cache(maxsize=64)
-def _slices(groups: Groups, sizes: tuple[int, ...]) -> tuple[Slice, ...]:
+def slices_of(groups: Groups, sizes: tuple[int, ...]) -> tuple[Slice, ...]:
     slices, start = [], 0
     for size in sizes:
         first, own = groups.part(start, size) if size else (0, Groups(0, 0, ()))
@@ -374,16 +416,8 @@ class RowsAcross:
     def _one_by_one(self, layers: Sequence[tuple[Layer, ...]]) -> list[tuple[Layer, ...]]:
         """Ranks found rows in different ways (examples mix in one rank's batch only): each parameter's in its shape."""
         numbers = sorted({n for some in layers for layer in some for n in layer.parameters})
-        count = self.mine.groups.count * self.tasks
-        rows = {
-            n: self.local.leaves[n].new_zeros(count, self.local.leaves[n].numel(), dtype=self._dtype()) for n in numbers
-        }
-        at = {id(self.local.leaves[n]): n for n in numbers}
-        for block in self.blocks:
-            for row, unit in enumerate(torch.eye(count).to(block.like)):
-                for parameter, grad in block.combine(unit):
-                    rows[at[id(parameter)]][row] = grad.reshape(-1)
-        self.blocks = [Dense(self.local.leaves[n], rows[n], self.local.leaves[n].shape, []) for n in numbers]
+        parameters = [self.local.leaves[n] for n in numbers]
+        self.blocks = apart(self.blocks, self.mine.groups.count * self.tasks, parameters, self._dtype())
         described = tuple(Layer(n, -1, 1, self.local.leaves[n].numel(), 0, 0, 0) for n in numbers)
         return [described if one.has_examples else () for one in self.said]
 
@@ -467,7 +501,7 @@ class RowsAcross:
 
     def _of_tables(self, weights: Tensor) -> Gradients:
         found = [owned.combine(weights) for owned in self.columns.tables]
-        grads = from_owners(self.exchange, found, self.local.by_width, self.local.leaves, self.local.lookups)
+        grads = from_owners(self.exchange, found, self.local.by_width, self.local.leaves, self.local.sparse)
         reached = {id(self.local.leaves[number]) for one in self.said for number in one.order}
         return [(table, grad) for table, grad in grads if id(table) in reached]
 

@@ -19,6 +19,11 @@ Only = frozenset[int] | None  # ids of parameters; None: all
 class Block(ABC):
     @property
     @abstractmethod
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Whose rows these are."""
+
+    @property
+    @abstractmethod
     def like(self) -> Tensor:
         """A tensor of the type and on the device of the rows."""
 
@@ -39,6 +44,10 @@ class Dense(Block):
         self.rows = rows  # [N, numel]
         self.shape = shape  # of the viewed parameter
         self.chain = chain
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.parameter,)
 
     @property
     def like(self) -> Tensor:

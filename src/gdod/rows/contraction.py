@@ -63,8 +63,11 @@ class Contraction:
 
     def _side_by_side(self, stacked: Tensor) -> Tensor:
         stacked = stacked.transpose(-1, -2) if self.left else stacked
-        stacked = stacked if stacked.dim() == 4 else stacked.unsqueeze(1)  # [K, E, M, out]
-        tasks, experts, places, outputs = stacked.shape
+        if stacked.dim() == 3:  # [K, M, out]: the common case, in few operations
+            tasks, places, outputs = stacked.shape
+            joined, buffer = stacked.transpose(0, 1), take((places, tasks, outputs), stacked)
+            return (joined.contiguous() if buffer is None else buffer.copy_(joined)).view(1, places, -1)
+        tasks, experts, places, outputs = stacked.shape  # [K, E, M, out]
         joined = stacked.permute(1, 2, 0, 3)
         buffer = take((experts, places, tasks, outputs), stacked)
         return (joined.contiguous() if buffer is None else buffer.copy_(joined)).view(experts, places, -1)
@@ -133,8 +136,12 @@ class Products(Block):
         self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
 
     @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight[0],) if self.bias is None else (self.weight[0], self.bias[0])
+
+    @property
     def like(self) -> Tensor:
-        return self.xs[0]
+        return self.xs[0] if self.rows is None else self.rows
 
     def as_rows(self) -> Tensor:
         """[N, E * out * in]"""
@@ -203,18 +210,19 @@ class Products(Block):
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
-        grad = flat.view(self.experts, -1, self.inputs)  # [E, out, in]
-        grads = []
+        grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
+        grads = []  # from [out, in] or [E, out, in]
         if self.bias is not None:
             parameter, shape, chain = self.bias
-            grads.append((parameter, undo(chain, grad[0, :, -1].reshape(shape))))
-            grad = grad[..., :-1]
+            column = grad.select(-1, -1)  # with a bias there is one expert
+            grads.append((parameter, undo(chain, column if column.shape == shape else column.reshape(shape))))
+            grad = grad.narrow(-1, 0, self.inputs - 1)
         parameter, shape, chain = self.weight
         if not self.use.left and chain and type(chain[-1][0]).__name__ == "TBackward0":
             chain, shape = chain[:-1], shape[::-1]  # `weight.t()`: two transpositions undo each other
         elif not self.use.left:
             grad = grad.transpose(-1, -2)
-        grads.append((parameter, undo(chain, grad.reshape(shape))))
+        grads.append((parameter, undo(chain, grad if grad.shape == shape else grad.reshape(shape))))
         return grads
 
     def _combine_factors(self, weights: Tensor) -> Tensor:

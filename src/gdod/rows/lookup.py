@@ -30,7 +30,7 @@ class Entries:
     def values(self, cotangent: Cotangent) -> Tensor:
         """The gradient of each entry. [K, E, d]"""
         deltas = working(cotangent.stacked)
-        values = deltas.reshape(deltas.shape[0], -1, deltas.shape[-1])
+        values = deltas if deltas.dim() == 3 else deltas.reshape(deltas.shape[0], -1, deltas.shape[-1])
         if self.places is not None:
             values = values[:, self.places]
         return values if self.factor is None else values * self.factor.to(values.dtype)
@@ -67,7 +67,8 @@ class Lookup(_Use):
         return owner.dim < len(shape) - 1
 
     def load(self, node: Node) -> Entries:
-        ids = node._saved_indices.reshape(-1)  # type: ignore[attr-defined]
+        ids: Tensor = node._saved_indices  # type: ignore[attr-defined]
+        ids = ids if ids.dim() == 1 else ids.reshape(-1)
         padding = signed(node._saved_padding_idx)  # type: ignore[attr-defined]
         return Entries(ids, padding=padding, factor=_without(padding, ids))
 
@@ -127,6 +128,10 @@ class Tables(Block):
         self.merged: Tensor | None = None  # rows of small tables, once they are made [N, rows * d]
 
     @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(table for table, _ in self.tables)
+
+    @property
     def like(self) -> Tensor:
         return self.values
 
@@ -140,13 +145,11 @@ class Tables(Block):
             if not precise and only is None and len(merged) == 1:
                 self.merged = merged[0]
             return sum_of_products(merged)
-        gram = self._with_themselves(values, self.group)
-        if (at := self._repeated).numel():
-            some, group = values[:, at], self.group[at]
-            distinct, number = torch.unique(self.ids[at], return_inverse=True)
-            gram += sum_of_products(self._merged(some, number, group, distinct.shape[0]))
-            gram -= self._with_themselves(some, group)
-        return gram
+        if self._repeated is None:
+            return self._with_themselves(values)
+        at, number, count = self._repeated
+        others = self._with_themselves(values.index_fill(1, at, 0))
+        return others + sum_of_products(self._merged(values[:, at], number, self.group[at], count))
 
     @property
     def _is_small(self) -> bool:
@@ -154,23 +157,26 @@ class Tables(Block):
         return self.rows <= self.ids.shape[0]
 
     @cached_property
-    def _repeated(self) -> Tensor:
-        """Entries whose id occurs more than once."""
-        ids, order = self.ids.sort()
-        at = (ids[1:] == ids[:-1]).nonzero().squeeze(1)
-        return torch.cat([order[at], order[at + 1]]).unique() if at.numel() else at
+    def _repeated(self) -> tuple[Tensor, Tensor, int] | None:
+        """Entries whose id occurs more than once, these ids numbered for each of them, and how many there are."""
+        distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
+        if distinct.shape == self.ids.shape:
+            return None
+        several = counts > 1
+        at = several[number].nonzero().squeeze(1)
+        numbers = several.cumsum(0)  # from 1 on
+        return at, numbers[number[at]] - 1, int(numbers[-1])
 
-    def _with_themselves(self, values: Tensor, group: Tensor) -> Tensor:
+    def _with_themselves(self, values: Tensor) -> Tensor:
         """What the Gram matrix has if each entry meets only itself: nothing between groups."""
         groups, tasks = self.groups, self.tasks
-        if self.in_order and group is self.group:
+        if self.in_order:
             by_group = values.reshape(tasks, len(self.uses), groups, -1).permute(2, 0, 1, 3).reshape(groups, tasks, -1)
             own = torch.bmm(by_group, by_group.mT)  # [groups, K, K]
         else:
             entries = values.transpose(0, 1)  # [E, K, d]
-            own = values.new_zeros(groups, tasks, tasks).index_add_(0, group, torch.bmm(entries, entries.mT))
-        gram = values.new_zeros(groups, tasks, groups, tasks)
-        gram.diagonal(dim1=0, dim2=2).copy_(own.permute(1, 2, 0))
+            own = values.new_zeros(groups, tasks, tasks).index_add_(0, self.group, torch.bmm(entries, entries.mT))
+        gram = own.unsqueeze(2) * _same_group(groups, own.dtype, own.device)  # [groups, K, groups, K]
         return gram.view(groups * tasks, groups * tasks)
 
     def _belongs_to(self, only: frozenset[int]) -> Tensor:
@@ -205,15 +211,20 @@ class Tables(Block):
 
     def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
         """From the gradient of each entry [E, d] to the tables'."""
-        grads, first = [], 0
+        grads = []
         parts: dict[int, list[tuple[Entries, Tensor]]] = {}
-        for number, entries in self.uses:
-            parts.setdefault(number, []).append((entries, summed[first : first + entries.ids.shape[0]]))
-            first += entries.ids.shape[0]
+        by_use = summed.split([entries.ids.shape[0] for _, entries in self.uses])
+        for (number, entries), values in zip(self.uses, by_use, strict=True):
+            parts.setdefault(number, []).append((entries, values))
         for number, (table, sparse) in enumerate(self.tables):
             uses = parts[number]
             grads.append((table, (_sparse if sparse else _dense)(table, uses)))
         return grads
+
+
+@lru_cache(maxsize=4)  # with a group for each example they are large
+def _same_group(groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.eye(groups, dtype=dtype, device=device).view(groups, 1, groups, 1)
 
 
 def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from gdod.rows.blocks import Block, Dense, Only, symmetric_product
 from gdod.rows.contraction import Contraction, Products
 from gdod.rows.cotangent import Cotangent
+from gdod.rows.exchange import digest
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.lookup import Entries, Tables
 
@@ -157,16 +158,42 @@ class Shape:
         return sum(torch.Size(size).numel() for size in self.sizes(source, target))
 
 
-def layer_of(block: Block, numbers: dict[int, int], view: int, groups: Groups) -> Layer:
+def layer_of(block: Block, numbers: dict[int, int], groups: Groups) -> Layer:
     """Describes a block; ``numbers``: of the parameters by their ids."""
+    view = view_of(block)
     if isinstance(block, Products):
         bias = _WITHOUT if block.bias is None else numbers[id(block.bias[0])]
+        if not block.xs:  # nothing is left but rows
+            vectors = block.like.shape[1] // block.inputs
+            return Layer(numbers[id(block.weight[0])], bias, vectors, block.inputs, 0, view, 0)
         outputs = block.ds[0].shape[-1] // block.tasks
         _, _, size = next(groups.runs())
         places = block.xs[0].shape[1] // size
         return Layer(numbers[id(block.weight[0])], bias, block.experts, block.inputs, outputs, view, places)
     assert isinstance(block, Dense)
     return Layer(numbers[id(block.parameter)], _WITHOUT, 1, block.rows.shape[1], 0, view, 0)
+
+
+def view_of(block: Block) -> int:
+    """How a block's parameters are laid out in its rows: as a number, the same in every process."""
+    if isinstance(block, Products):
+        chains = [block.weight[2], () if block.bias is None else block.bias[2]]
+        left = block.use.left
+    else:
+        assert isinstance(block, Dense)
+        chains, left = [block.chain], False
+    kinds = [[type(node).__name__ for node, _ in chain] for chain in chains]
+    return digest(f"{left}{kinds}")
+
+
+def apart(blocks: Sequence[Block], count: int, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Block]:
+    """The ``count`` rows of each parameter in its own shape, in whatever way blocks have found them."""
+    rows = {id(p): p.detach().new_zeros(count, p.numel(), dtype=dtype) for p in parameters}
+    for block in blocks:
+        for row, unit in enumerate(torch.eye(count).to(block.like)):
+            for parameter, grad in block.combine(unit):
+                rows[id(parameter)][row] = grad.reshape(-1)
+    return [Dense(p, rows[id(p)], p.shape, []) for p in parameters]
 
 
 @dataclass(frozen=True)
@@ -353,7 +380,7 @@ class Columns:
                 first += groups
 
 
-class _InGroup(Entries):
+class InGroup(Entries):
     """Entries whose groups are known."""
 
     def __init__(self, ids: Tensor, group: Tensor) -> None:
@@ -384,7 +411,7 @@ class Owned:
                 ids = (self.ids[inside] - table.first).div(self.shape.ranks, rounding_mode="floor")
                 cotangent = Cotangent(self.values[inside].transpose(0, 1), groups, Owner(0, 1))
                 stands_for = self.values.new_empty(-(-table.length // self.shape.ranks), 0)
-                tables.append((stands_for, False, [(_InGroup(ids, self.group[inside]), cotangent)]))
+                tables.append((stands_for, False, [(InGroup(ids, self.group[inside]), cotangent)]))
         if not tables:
             return torch.zeros(self.shape.rows, self.shape.rows, dtype=self.values.dtype, device=self.values.device)
         return Tables(tables).gram(precise)

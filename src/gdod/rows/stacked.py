@@ -15,10 +15,13 @@ from torch.autograd.graph import Node
 
 from gdod.rows.graph import signed
 from gdod.rows.views import output_shape
+from gdod.rows.workspace import take
 
 Pass = Callable[[Tensor], Tensor]
 Rule = Callable[[Node, int, torch.Size], Pass]
 _aten = torch.ops.aten
+# Results of so many numbers go into memory that is kept from step to step.
+_LARGE = 2**15
 
 
 def _summed(d: Tensor, shape: torch.Size) -> Tensor:
@@ -50,10 +53,18 @@ def _product(left: str, right: str) -> Rule:
     def rule(node: Node, slot: int, shape: torch.Size) -> Pass:
         factor: Tensor = getattr(node, left if slot else right).mT
         if len(shape) == 2:
-            return (lambda d: factor @ d) if slot else (lambda d: d @ factor)
+            return (lambda d: factor @ d) if slot else (lambda d: _through(d, factor))
         return (lambda d: _from_left(factor, d)) if slot else (lambda d: _from_right(d, factor))
 
     return rule
+
+
+def _through(d: Tensor, factor: Tensor) -> Tensor:
+    """[K, rows, in] x [in, out]"""
+    tasks, rows, size = d.shape
+    if tasks * rows * factor.shape[1] < _LARGE or (out := take((tasks * rows, factor.shape[1]), d)) is None:
+        return d @ factor
+    return torch.mm(d.reshape(tasks * rows, size), factor, out=out).view(tasks, rows, -1)
 
 
 # Stacks: tasks go beside the places that stay, so that the factor need not be repeated for each.
@@ -166,7 +177,9 @@ def _pointwise(derivative: Callable[[Tensor, Tensor], Tensor], saved: str) -> Ru
 
 
 def _relu(d: Tensor, y: Tensor) -> Tensor:
-    return _aten.threshold_backward(d, y, 0)  # type: ignore[no-any-return]
+    if d.numel() < _LARGE or (out := take(d.shape, d)) is None:
+        return _aten.threshold_backward(d, y, 0)  # type: ignore[no-any-return]
+    return _aten.threshold_backward.grad_input(d, y, 0, grad_input=out)  # type: ignore[no-any-return]
 
 
 RULES: dict[str, Rule] = {

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gdod.rows.cotangent import working
 from gdod.rows.exchange import Exchange
-from gdod.rows.leaves import Lookups
 from gdod.rows.parcels import Table, key_bits, keys_of, sum_by_id
 from gdod.rows.workspace import zeros_for
 
@@ -41,7 +40,7 @@ def from_owners(
     found: Sequence[tuple[Tensor, Tensor]],
     by_width: Sequence[Sequence[Table]],
     leaves: Sequence[Tensor],
-    uses: Mapping[int, Lookups],
+    sparse: Mapping[int, bool],
 ) -> Gradients:
     """Tables' gradients from ids and sums that each owner found, width by width."""
     if not found:
@@ -69,7 +68,7 @@ def from_owners(
             )
             leaf = leaves[table.number]
             own = (ids[low:high] - table.first).to(leaf.device)
-            grads.append((leaf, _gradient(leaf, own, values[low:high].to(leaf), uses[table.number].sparse)))
+            grads.append((leaf, _gradient(leaf, own, values[low:high].to(leaf), sparse[table.number])))
     return grads
 
 
@@ -91,24 +90,27 @@ class TableSums:
     ids: list[Tensor]  # looked up on this rank, each once, sorted by owner
     by_width: tuple[tuple[Table, ...], ...]
     counts: list[int]  # for each width how many ids go to each rank
-    lookups: Mapping[int, Lookups]
+    sparse: Mapping[int, bool]
 
     @staticmethod
-    def of(found: Mapping[int, Lookups], leaves: Sequence[Tensor], numbers: Sequence[int], ranks: int) -> "TableSums":
-        tables = [n for n in numbers if n in found and (found[n].sparse or leaves[n].numel() > _SMALL_TABLE)]
+    def of(
+        looked_up: Mapping[int, Tensor], sparse: Mapping[int, bool], leaves: Sequence[Tensor], ranks: int
+    ) -> "TableSums":
+        """``looked_up``: ids in tables, by the table's number; ``sparse``: whether its gradient is to be."""
+        tables = [n for n in sorted(looked_up) if sparse[n] or leaves[n].numel() > _SMALL_TABLE]
         by_width = tables_by_width([(n, leaves[n]) for n in tables])
         numbers = [table.number for some in by_width for table in some]
         ids, counts = [], []
         for some in by_width:
             here = [0] * ranks
             for table in some:
-                distinct = found[table.number].ids().unique()
+                distinct = looked_up[table.number]
                 owner = (distinct + table.first) % ranks
                 ids.append(distinct[owner.argsort(stable=True)])
                 for rank, count in enumerate(torch.bincount(owner, minlength=ranks).tolist()):
                     here[rank] += count
             counts += here
-        return TableSums(numbers, ids, by_width, counts, found)
+        return TableSums(numbers, ids, by_width, counts, sparse)
 
     def run(
         self,
@@ -139,7 +141,7 @@ class TableSums:
             received = exchange.all_to_all(buffer.flatten(), sent, arriving, "rows of tables").view(-1, width)
             key = 8 // received.element_size()
             owned.append(sum_by_id(keys_of(received[:, :key]), received[:, key:]))
-        return from_owners(exchange, owned, self.by_width, leaves, self.lookups)
+        return from_owners(exchange, owned, self.by_width, leaves, self.sparse)
 
 
 def _at(grad: Tensor | None, ids: Tensor, table: Tensor) -> Tensor:

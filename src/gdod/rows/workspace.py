@@ -13,13 +13,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 # Above this nothing is kept: a step that large does not notice.
 _BYTES = 2**28
+# What so many steps had no use for is given back: batches of changing sizes would otherwise leave memory of each.
+_STEPS = 64
+
+
+_Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class _Workspace(threading.local):
     def __init__(self) -> None:
-        self.free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
-        self.taken: list[Tensor] = []
-        self.bytes = 0
+        self.free: dict[_Kind, list[Tensor]] = {}
+        self.taken: list[tuple[_Kind, Tensor]] = []
+        self.bytes = self.steps = 0
+        self.used: set[_Kind] = set()
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
         """An uninitialised tensor that is valid until the next `release`.
@@ -28,26 +34,30 @@ class _Workspace(threading.local):
         """
         if torch.is_grad_enabled():
             return None
-        count = 1
-        for size in shape:
-            count *= size
-        pool = self.free.get((count, like.dtype, like.device))
+        kind = tuple(shape), like.dtype, like.device
+        self.used.add(kind)
+        pool = self.free.get(kind)
         if pool:
             buffer = pool.pop()
         else:
-            buffer = torch.empty(count, dtype=like.dtype, device=like.device)
+            buffer = torch.empty(kind[0], dtype=like.dtype, device=like.device)
             self.bytes += buffer.nbytes
-        self.taken.append(buffer)
-        return buffer.view(shape)
+        self.taken.append((kind, buffer))
+        return buffer
 
     def release(self) -> None:
         """Makes all memory taken so far available again."""
         if self.bytes > _BYTES:
             self.free, self.bytes = {}, 0  # also what batches of other shapes left
         else:
-            for buffer in self.taken:
-                self.free.setdefault((buffer.shape[0], buffer.dtype, buffer.device), []).append(buffer)
+            for kind, buffer in self.taken:
+                self.free.setdefault(kind, []).append(buffer)
         self.taken = []
+        self.steps += 1
+        if self.steps % _STEPS == 0:
+            self.free = {kind: pool for kind, pool in self.free.items() if kind in self.used}
+            self.bytes = sum(buffer.nbytes for pool in self.free.values() for buffer in pool)
+            self.used = set()
 
 
 _GRADIENTS = WeakTensorKeyDictionary()
@@ -71,3 +81,8 @@ def _is_held(memory: Tensor) -> bool:
 _WORKSPACE = _Workspace()
 take = _WORKSPACE.take
 release = _WORKSPACE.release
+
+
+def kept_bytes() -> int:
+    """What this thread keeps for its next step."""
+    return _WORKSPACE.bytes
