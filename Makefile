@@ -50,4 +50,5 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.ads
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.distributed

@@ -6,7 +6,6 @@ step at batch 256.
 """
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import polars as pl
 import torch
 import typer
 
-from benchmarks.measure import peak_bytes
+from benchmarks.measure import limit_memory, peak_bytes
 from benchmarks.report import environment, markdown_table
 from gdod.data import Dataset, Minibatch, TableSchema, load, prepare
 from gdod.models import build, per_example_losses
@@ -109,18 +108,12 @@ def run_child(order: dict[str, Any]) -> dict[str, float]:
 
 
 def _limit_memory(folder: Path, allowance: int) -> None:
-    """No more than ``allowance`` bytes beyond what the process has after it prepared a small table.
-
-    Libraries set aside a gigabyte of addresses when they are first used, so a limit on the whole says
-    little.
-    """
+    """No more than ``allowance`` bytes beyond what the process has after it prepared a small table."""
     small = folder.parent / "small.csv"
     write_books(small, 50_000)
     data = load(small, schema=SCHEMA, cache=folder, stream=True)
     next(data.train.batches(BATCH, seed=0))
-    taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
-    limit = int(taken.split()[1]) * 1024 + allowance
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    limit_memory(allowance)
 
 
 def batch_rate(data: Dataset, seconds: float) -> tuple[float, float]:

@@ -116,9 +116,12 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     assert "UTF-16" in refusal(put(tmp_path, "\n".join(lines()).encode("utf-16")))
 
 
-def test_an_encoding_that_does_not_exist(tmp_path: Path) -> None:
-    table = TableSchema(**{**SCHEMA.to_json(), "file": {"encoding": "latin-99"}})
-    assert "latin-99" in refusal(write(tmp_path, name="bad.csv"), table)
+def test_an_encoding_that_does_not_exist_or_does_not_fit(tmp_path: Path) -> None:
+    for name in ("latin-99", "base64", "\0"):
+        with pytest.raises(InputError, match="no encoding of text"):
+            TableSchema(**{**SCHEMA.to_json(), "file": {"encoding": name}})
+    table = TableSchema(**{**SCHEMA.to_json(), "file": {"encoding": "utf-16"}})
+    assert "is not in the encoding that was expected" in refusal(write(tmp_path, name="bad.csv"), table)
 
 
 def test_text_where_a_number_is_expected(tmp_path: Path) -> None:

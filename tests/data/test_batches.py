@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.data.tables import clicks, schema, write
 
 from gdod import InputError
 from gdod.data import Minibatch, Part, load
+from gdod.data.deal import dealt
 from gdod.data.prepared import PartWriter
 from gdod.data.stream import StreamPart
 
@@ -77,6 +81,8 @@ def test_an_epoch_goes_on_from_its_middle(part: Part, start: int, seed: int | No
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_ranks_share_the_batches_of_one(part: Part, ranks: int) -> None:
+    if isinstance(part, StreamPart):
+        pytest.skip("streamed, each rank has row groups of its own")
     alone = [step.batch.numeric[:, 0] for step in part.batches(128, seed=3)]
     shared = [list(part.batches(128, seed=3, rank=rank, ranks=ranks)) for rank in range(ranks)]
     assert {len(steps) for steps in shared} == {len(alone)} == {part.steps(128, ranks=ranks)}
@@ -85,6 +91,41 @@ def test_ranks_share_the_batches_of_one(part: Part, ranks: int) -> None:
             step = shared[rank][at]
             assert torch.equal(step.batch.numeric[:, 0], slice)
             assert len(step.labels["click"]) == len(slice)
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 2999, 4000])
+@pytest.mark.parametrize("ranks", [2, 3, 7, 60])
+def test_ranks_together_see_every_example_once(part: Part, ranks: int, size: int) -> None:
+    """Also more ranks than row groups, or than examples of a batch; and from the middle of an epoch."""
+    if size == 1 and ranks == 60:
+        pytest.skip("many batches of one example")
+    shared = [list(part.batches(size, seed=3, epoch=1, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    assert sorted(ids([step for steps in shared for step in steps])) == list(range(3000))
+    whole = [sum(step.batch.size for step in steps) for steps in zip(*shared, strict=True)]
+    assert len(whole) == part.steps(size)
+    assert set(whole[:-1]) <= {size}
+    start = len(whole) // 2
+    for rank in {0, 1, ranks - 1}:
+        rest = list(part.batches(size, seed=3, epoch=1, start=start, rank=rank, ranks=ranks))
+        assert [ids([step]) for step in rest] == [ids([step]) for step in shared[rank][start:]]
+
+
+def test_ranks_that_stream_read_row_groups_of_their_own(part: Part) -> None:
+    if not isinstance(part, StreamPart):
+        pytest.skip("in memory")
+    stored = [int(age) for age in pl.read_parquet(part.path, columns=["age"])["age"]]
+    group = {row: at // 70 for at, row in enumerate(stored)}
+    groups = [{group[row] for row in ids(list(part.batches(64, seed=1, rank=rank, ranks=4)))} for rank in range(4)]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 43
+    assert max(map(len, groups)) - min(map(len, groups)) == 1
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
+def test_ranks_give_their_examples_in_turn(rows: list[int]) -> None:
+    order = sorted((at, rank) for rank, count in enumerate(rows) for at in range(count))
+    for rank in range(len(rows)):
+        expected = [sum(one == rank for _, one in order[:count]) for count in range(len(order) + 1)]
+        assert dealt(rows, rank, np.arange(len(order) + 1)).tolist() == expected
 
 
 def test_wrong_positions_are_refused(part: Part) -> None:

@@ -263,9 +263,37 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 0, result.output
     assert hashlib.sha256(server.content).hexdigest() in result.output.replace("\n", "")
     assert (tmp_path / "downloads/census/census-income.data").read_bytes() == b"rows"
-    wrong = CliRunner().invoke(app(), ["download", "census", "--folder", str(tmp_path / "b"), "--sha256", "ab"])
-    assert wrong.exit_code == 2
-    assert "not ab" in wrong.output
+    for sha256, says in (("ab" * 32, f"not {'ab' * 32}"), ("ab", "expected 64 signs")):
+        wrong = CliRunner().invoke(app(), ["download", "census", "--folder", str(tmp_path / "b"), "--sha256", sha256])
+        assert wrong.exit_code == 2
+        assert wrong.stderr.startswith("gdod: ")
+        assert says in wrong.stderr
+
+
+def test_a_file_that_was_taken_by_its_sha256_is_right_from_then_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner has changed the file: what was accepted once is not refused the next time."""
+    monkeypatch.setitem(PUBLIC, "census", census(server, b"rows", b"other rows"))
+    command = ["download", "census", "--folder", str(tmp_path)]
+    assert CliRunner().invoke(app(), command).exit_code == 2
+    sha256 = hashlib.sha256(server.content).hexdigest()
+    for options in (["--sha256", sha256.upper()], [], ["--sha256", sha256]):
+        result = CliRunner().invoke(app(), [*command, *options])
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "census-income.data").read_bytes() == b"rows"
+    (tmp_path / PUBLIC["census"].name).unlink()
+    assert CliRunner().invoke(app(), command).exit_code == 2  # a new one is judged anew
+
+
+@pytest.mark.parametrize("command", [["download", "census", "--folder"], ["ads", "--rows", "100", "--users", "10"]])
+def test_a_folder_that_cannot_be_used_is_wrong_input(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "folder"
+    result = CliRunner().invoke(app(), [*command, str(place / "ads.csv" if command[0] == "ads" else place)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("gdod: ")
+    assert str(place) in result.stderr
 
 
 def test_where_a_login_is_needed_the_command_says_what_to_do(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_yes_and_no_are_text(tmp_path: Path) -> None:
         ("columns: {age: numeric}\nfile: {seperator: ';'}", "did you mean 'separator'"),
         ("columns: {age: {rare: 2}}", "no `type`"),
         ("columns: {age: numeric}\nsplit: {by: time}", "needs `column`"),
-        ("columns: {age: numeric}\nsplit: {by: hour}", "'random', 'time', 'group' or 'files'"),
+        ("columns: {age: numeric}\nsplit: {by: hour}", "'random', 'time', 'group', 'files'"),
         ("columns: {age: numeric}\nsplit: {test: 1.5}", "share from 0"),
         ("columns: {age: numeric}\nsplit: {test: x.csv}", "by: files"),
         ("columns: {age: numeric, age: ignore}", "stands there twice"),
@@ -86,7 +86,7 @@ def test_yes_and_no_are_text(tmp_path: Path) -> None:
         ("columns: {a: numeric, y: {type: label, kind: regression, positive: 1}}", "`positive` is for kind: binary"),
         ("columns: {a: numeric, y: {type: label, kind: multiclass, classes: [1]}}", "at least two"),
         ("columns: {a: numeric, y: {type: label, when: y}}", "names the column itself"),
-        ("columns: [a", "cannot be read"),
+        ("columns: [a", "not valid YAML"),
         ("just text", "holds no keys"),
     ],
 )

@@ -15,7 +15,8 @@ from gdod.data.table_schema import MISSING, Split
 
 
 def parts(frame: pl.DataFrame, test: float = 0.2, validation: float = 0.1, **split: object) -> np.ndarray:
-    return assign(FrameTable(frame, "t"), Split(**split), MISSING, test=test, validation=validation)  # type: ignore[arg-type]
+    found = assign(FrameTable(frame, "t"), Split(**split), MISSING, test=test, validation=validation)  # type: ignore[arg-type]
+    return found.parts
 
 
 @pytest.mark.parametrize("rows", [10, 1000, 200_001])
@@ -93,3 +94,18 @@ def test_files_of_the_same_folder_are_not_trained_on(tmp_path: Path) -> None:
         write(tmp_path / "d", rows, name)
     data = load(tmp_path / "d", schema=schema({"by": "files", "validation": 0, "test": "test.csv"}), cache=tmp_path)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [400, 0, 200]
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [
+        ({"by": "time", "column": "day"}, "split by time: 60 rows (10.0%) have no 'day'; they are all in the training"),
+        ({"by": "group", "column": "user"}, "split by group: 60 rows (10.0%) have no 'user'; they count as one group"),
+    ],
+    ids=["time", "group"],
+)
+def test_rows_that_do_not_say_where_they_belong_are_counted(split: dict[str, str], says: str, tmp_path: Path) -> None:
+    gaps = pl.when(pl.col("id") % 10 > 0).then(pl.col(split["column"]))
+    for name, kept in (("whole.csv", clicks()), ("gaps.csv", clicks().with_columns(gaps))):
+        data = load(write(tmp_path, kept, name), schema=schema(split), cache=tmp_path / "c")
+        assert any(says in note for note in data.notes) == (name == "gaps.csv")

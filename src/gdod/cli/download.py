@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gdod.cli.train import explained
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,8 +48,8 @@ def download(
 
     Where the owner asks for a login, say which files to put where.
     """
-    with _errors():
-        from gdod.data.download import BY_HAND, PUBLIC, fetch
+    with explained():
+        from gdod.data.download import BY_HAND, PUBLIC, fetch, other
         from gdod.data.published import digest, downloads_folder
         from gdod.methods.checks import check_choice
 
@@ -57,7 +58,7 @@ def download(
         if name in BY_HAND:
             _say_what_to_do(name, BY_HAND[name], target)
             return
-        wanted = PUBLIC[name] if sha256 is None else replace(PUBLIC[name], sha256=sha256, md5=None, unpacked={})
+        wanted = PUBLIC[name] if sha256 is None else other(PUBLIC[name], sha256)
         with _bar(wanted.name) as progress:
             path = fetch(wanted, target, progress)
         typer.echo(f"{path}  sha256 {digest(path)}")
@@ -87,7 +88,7 @@ def ads(
     seed: Annotated[int, typer.Option(help="The same rows for the same seed.")] = 0,
 ) -> None:
     """Simulate ads with known task conflict; print the labels' rates and the best AUC that can be reached."""
-    with _errors():
+    with explained():
         import polars as pl
 
         from gdod.data.ads import AdsOptions, describe, simulate
@@ -142,16 +143,18 @@ def sets() -> None:
 
 def _write(table: "pl.DataFrame", out: Path) -> None:
     """Under its name when it is whole."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part")
+    from gdod.errors import InputError
+    from gdod.training.files import whole
+
     try:
-        if out.suffix == ".parquet":
-            table.write_parquet(part)
-        else:
-            table.write_csv(part)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole(out) as part:
+            if out.suffix == ".parquet":
+                table.write_parquet(part)
+            else:
+                table.write_csv(part)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}; choose another name") from error
 
 
 @contextmanager
@@ -166,17 +169,3 @@ def _bar(name: str) -> "Iterator[Progress]":
     with bar:
         task = bar.add_task(name, total=None)
         yield lambda here, total: bar.update(task, completed=here, total=total)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    from gdod.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except OSError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(4) from None

@@ -263,6 +263,9 @@ class SimulatedAds:
     name: str = "ads"
     title: str = "Simulated ads"
 
+    def schema(self, options: Mapping[str, object]) -> TableSchema:
+        return table_schema(AdsOptions.of(options))
+
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         chosen = AdsOptions.of(options)
         made = simulate(chosen)

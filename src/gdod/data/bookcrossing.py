@@ -71,6 +71,9 @@ class BookCrossing:
     name: str = "bookcrossing"
     title: str = "BookCrossing"
 
+    def schema(self, options: Mapping[str, object]) -> TableSchema:
+        return table_schema(*_options(options))
+
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         seed, test = _options(options)
         files = _files(folder)

@@ -77,9 +77,15 @@ def build_folder(target: Path, build: Callable[[Path], None]) -> None:
     If ``build`` fails, everything is as it was before. If another process was quicker, its folder stays:
     the content has the same hash.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target.parent)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target.parent)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
+    except OSError as error:
+        raise InputError(
+            f"prepared data cannot be kept in {target.parent}: {error.strerror}; choose another cache, "
+            "with --cache or in $GDOD_CACHE"
+        ) from error
     try:
         build(work)
         if target.exists() and not is_whole(target):

@@ -131,6 +131,9 @@ class CensusIncome:
     name: str = "census"
     title: str = "Census-Income (KDD)"
 
+    def schema(self, options: Mapping[str, object]) -> TableSchema:
+        return table_schema(*_options(options))
+
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         labels, instance_weight = _options(options)
         frames: dict[str, pl.DataFrame] = {}

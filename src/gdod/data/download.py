@@ -7,6 +7,7 @@ with its own name can be trusted.
 import gzip
 import hashlib
 import io
+import re
 import shutil
 import tarfile
 import tempfile
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -44,6 +45,8 @@ class Download:
     """Where nobody has published a sha256."""
     unpacked: Mapping[str, str] = field(default_factory=dict)
     """sha256 of files inside of it, by name."""
+    told: bool = False
+    """Whether the sha256 is what somebody gave in place of what is expected."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,15 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
         progress: told how far it has come.
         pause: seconds before the second attempt, doubled before each further one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     path, part = folder / wanted.name, folder / f"{wanted.name}.part"
     if path.exists():
+        known = _as_told_before(wanted, folder)
         try:
-            _accept(wanted, path, folder)
+            _accept(known, path, folder)
         except InputError as error:
             raise InputError(f"{error}. It was there already; remove it to fetch it again") from error
+        _remember(known, folder)
         return path
     _fetch_part(wanted.url, part, progress or (lambda here, total: None), pause)
     try:
@@ -106,7 +111,41 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
             f"what came from {wanted.url} is not what was expected: {error}. It is kept as {wrong}. "
             "Try again; if that is the same, the owner has changed the file"
         ) from error
+    _remember(wanted, folder)
     return part.replace(path)
+
+
+def other(wanted: Download, sha256: str) -> Download:
+    """The same with a file that somebody says is right, whatever is expected."""
+    if re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
+        raise InputError(f"sha256={sha256!r}; expected 64 signs from 0 to 9 and a to f")
+    return replace(wanted, sha256=sha256.lower(), md5=None, unpacked={}, told=True)
+
+
+def _as_told_before(wanted: Download, folder: Path) -> Download:
+    note = _note(wanted, folder)
+    return wanted if wanted.told or not note.is_file() else other(wanted, note.read_text()[:64])
+
+
+def _remember(wanted: Download, folder: Path) -> None:
+    """Beside the file and in the form of `sha256sum`, so that asking for it again without a sha256 finds it right."""
+    if wanted.told:
+        _note(wanted, folder).write_text(f"{wanted.sha256}  {wanted.name}\n")
+    else:
+        _note(wanted, folder).unlink(missing_ok=True)
+
+
+def _note(wanted: Download, folder: Path) -> Path:
+    return folder / f"{wanted.name}.sha256"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"nothing can be put into {folder}: {error.strerror}; choose another with --folder") from error
 
 
 def _accept(wanted: Download, path: Path, folder: Path) -> None:

@@ -85,7 +85,7 @@ class Encoder:
         columns = [self._feature(name, frame, origin, *counts) for name in self.table.features]
         if labels:
             columns += self._labels(frame, origin, counts[0])
-        return Encoded(pl.DataFrame(columns), *counts)
+        return Encoded(pl.DataFrame({column.name: column for column in columns}), *counts)
 
     def _feature(
         self, name: str, frame: pl.DataFrame, origin: Origin, missing: dict[str, int], unknown: dict[str, int]

@@ -84,9 +84,11 @@ class _Fitting:
 
     def _classes(self, name: str) -> tuple[str, ...]:
         listed = self.schema.labels[name].classes
+        found = self.values[name].vocabulary(rare=1).values.to_list() if listed is None else listed
+        if odd := [one for one in found if "\0" in one]:  # predictions get columns with names of classes
+            raise InputError(f"the label {name!r} has the class {odd[0]!r}, with a zero byte; use other names")
         if listed is not None:
             return listed
-        found = self.values[name].vocabulary(rare=1).values.to_list()
         if len(found) < 2:
             raise InputError(f"the label {name!r} has {len(found)} class(es) in the training rows; expected at least 2")
         # Numbers in their own order, 2 before 10; other text by name.

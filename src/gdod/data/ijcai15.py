@@ -46,6 +46,9 @@ class Ijcai15:
     name: str = "ijcai15"
     title: str = "IJCAI-15 (Tmall)"
 
+    def schema(self, options: Mapping[str, object]) -> TableSchema:
+        return table_schema(*_options(options))
+
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         conditional, seed, test = _options(options)
         files = _files(folder)

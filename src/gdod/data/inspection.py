@@ -14,7 +14,7 @@ from gdod.data.columns import list_texts
 from gdod.data.files import find_files
 from gdod.data.read import columns_of, read_chunks
 from gdod.data.table_schema import FileFormat, TableSchema, listed, nearest
-from gdod.data.values import text
+from gdod.data.values import text, usable
 from gdod.data.vocabulary import ENOUGH, NEARLY_ALL
 from gdod.errors import InputError
 
@@ -150,7 +150,8 @@ class _Look:
 
     def __init__(self, name: str, missing: tuple[str, ...]) -> None:
         self.name, self.tokens = name, missing
-        self.lists = self.numeric_type = self.temporal = False
+        self.lists = self.temporal = False
+        self.unusable = "" if name else "has no name, as the row numbers that some programs write"
         self.missing = 0
         self._counts: list[pl.DataFrame] = []
 
@@ -158,7 +159,10 @@ class _Look:
         kind = column.dtype
         self.lists |= isinstance(kind, pl.List | pl.Array)
         self.temporal |= kind.is_temporal()
-        if self.lists:
+        if not usable(kind):
+            self.unusable = f"holds {kind}, of which nothing can be made"
+            column = pl.Series(self.name, [None], dtype=pl.String).new_from_index(0, len(column))
+        if self.lists and usable(kind):
             found = list_texts(column, " ", self.tokens, 1 << 30)
             values, self.missing = found.values, self.missing + found.empty
         else:
@@ -177,7 +181,10 @@ class _Look:
         numbers = counts["value"].cast(pl.Float64, strict=False)
         numeric = not self.lists and len(counts) > 0 and numbers.null_count() == 0
         found = _Found(self.name, rows - self.missing, counts, numbers if numeric else None, self.lists, self.temporal)
-        type, options, why = _label_type(found, labels) or _feature_type(found)
+        if self.unusable and self.name in labels:
+            raise InputError(f"the label {self.name!r} {self.unusable}")
+        guess = ("ignore", {}, self.unusable) if self.unusable else _label_type(found, labels) or _feature_type(found)
+        type, options, why = guess
         return ColumnReport(
             self.name,
             type,

@@ -7,7 +7,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,7 +16,7 @@ from gdod.data.encoder import Encoder
 from gdod.data.files import find_files
 from gdod.data.inspection import inspect
 from gdod.data.part import MemoryPart, Part
-from gdod.data.prepared import examples
+from gdod.data.prepared import examples, polars
 from gdod.data.preparing import RawParts, part_file, prepare_into, row_bytes
 from gdod.data.read import columns_of
 from gdod.data.source import Source
@@ -137,10 +136,9 @@ def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
             part = StreamPart(path, encoder)
             len(part)
             return part
-        frame = pl.from_arrow(pq.read_table(path, use_threads=False))
+        frame = polars(pq.read_table(path, use_threads=False))
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} is damaged ({error}); remove {path.parent}, it will be made again") from error
-    assert isinstance(frame, pl.DataFrame)
     return MemoryPart(examples(frame, encoder), tuple(encoder.table.labels))
 
 

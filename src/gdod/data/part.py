@@ -28,8 +28,8 @@ class Part(Protocol):
     """Some examples, in batches.
 
     An epoch depends on ``seed`` and its number alone, so it can be repeated, or go on from a batch in
-    its middle. With several ranks each gets its slice of every batch; together they see the batches
-    that one rank alone would see.
+    its middle. With several ranks each gets its share of every batch, and together they see every example once.
+    Of a part in memory they see the batches that one rank alone would see.
     """
 
     def __len__(self) -> int:
@@ -126,9 +126,11 @@ class MemoryPart:
             yield from cut(block, self.tasks, size, rank, ranks)
 
 
-def cut(block: Examples, tasks: tuple[str, ...], size: int, rank: int = 0, ranks: int = 1) -> Iterator[Minibatch]:
-    """Batches of ``size`` examples, the last may be smaller; of each the slice of this rank."""
-    if not block.size:
+def cut(
+    block: Examples, tasks: tuple[str, ...], size: int | list[int], rank: int = 0, ranks: int = 1
+) -> Iterator[Minibatch]:
+    """Batches of ``size`` examples, the last may be smaller, or of these sizes; of each the slice of this rank."""
+    if not size or (not block.size and isinstance(size, int)):
         return
     ids = block.categorical.long().split(size)
     numbers = block.numeric.split(size)

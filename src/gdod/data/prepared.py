@@ -101,6 +101,14 @@ class PartWriter:
             self._writer = None
 
 
+def polars(rows: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    """With the names as they are: of itself it would give a column without a name one."""
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    frame.columns = rows.schema.names
+    return frame
+
+
 def arrow(frame: pl.DataFrame) -> pa.Table:
     """In the types that older readers know, too."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())

@@ -15,7 +15,7 @@ from gdod.data.encoder import Encoded, Encoder
 from gdod.data.fit import fit
 from gdod.data.prepared import PartWriter
 from gdod.data.shuffle import Shuffler
-from gdod.data.split import PARTS, TEST, TRAIN, VALIDATION, Parts, assign
+from gdod.data.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
 from gdod.data.table import Table
 from gdod.data.table_schema import TableSchema
 from gdod.errors import InputError
@@ -40,7 +40,7 @@ def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> No
     """Writes the three parts, encoder.json and, last, about.json."""
     if not raw.schema.labels:
         raise InputError("the schema has no label; give at least one column `type: label`")
-    parts = _assign(raw)
+    parts, notes = _assign(raw)
     encoder = fit(raw.train, raw.schema, parts)
     about = [_About() for _ in PARTS]
     with _Writers(folder, int((parts == TRAIN).sum()), encoder) as writers:
@@ -55,13 +55,13 @@ def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> No
         "fingerprint": fingerprint,
         "rows": {part: about[at].rows for at, part in enumerate(PARTS)},
         "parts": {part: about[at].to_json() for at, part in enumerate(PARTS)},
-        "notes": [*raw.notes, *_notes(encoder, about)],
+        "notes": [*raw.notes, *notes, *_notes(encoder, about)],
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
     }
     (folder / "about.json").write_text(json.dumps(described, indent=1, ensure_ascii=False), "utf-8")
 
 
-def _assign(raw: RawParts) -> Parts:
+def _assign(raw: RawParts) -> Assigned:
     split = raw.schema.split
     wanted = {
         "test": 0.0 if raw.test is not None or isinstance(split.test, str) else split.test,
@@ -69,8 +69,8 @@ def _assign(raw: RawParts) -> Parts:
     }
     if not raw.train.rows:
         raise InputError("the table has no rows")
-    parts = assign(raw.train, split, raw.schema.file.missing, **wanted)
-    sizes = np.bincount(parts, minlength=3)
+    found = assign(raw.train, split, raw.schema.file.missing, **wanted)
+    sizes = np.bincount(found.parts, minlength=3)
     for part, name in enumerate(PARTS):
         if not sizes[part] and (part == TRAIN or wanted[name] > 0):
             raise InputError(
@@ -80,7 +80,7 @@ def _assign(raw: RawParts) -> Parts:
     for name, table in (("validation", raw.validation), ("test", raw.test)):
         if table is not None and not table.rows:
             raise InputError(f"the {name} table has no rows")
-    return parts
+    return found
 
 
 def _column(name: str | None) -> str:

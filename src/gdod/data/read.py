@@ -13,6 +13,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from gdod.data.files import PARQUET, kind
+from gdod.data.prepared import polars
 from gdod.data.table_schema import FileFormat, listed
 from gdod.data.values import Origin
 from gdod.errors import InputError
@@ -38,6 +39,8 @@ def columns_of(files: Sequence[Path], format: FileFormat) -> tuple[str, ...]:
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
             raise InputError(f"{path}: more than one column has the name {listed(repeated)}; names must differ")
+        if odd := [name for name in names if "\0" in name]:
+            raise InputError(f"{path}: the name of the column {odd[0]!r} holds a zero byte; is it a text file?")
         if first is None:
             first = names
         elif set(names) != set(first):
@@ -67,9 +70,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
     row = 1
     with _explained(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_CHUNK_ROWS, columns=list(columns), use_threads=False):
-            frame = pl.from_arrow(batch)
-            assert isinstance(frame, pl.DataFrame)
-            yield Chunk(frame.select(columns), Origin(path.name, row))
+            yield Chunk(polars(batch).select(columns), Origin(path.name, row))
             row += batch.num_rows
 
 
@@ -79,9 +80,7 @@ def _text(path: Path, format: FileFormat, columns: Sequence[str]) -> Iterator[Ch
         for batch in reader:
             if not batch.num_rows:
                 continue
-            frame = pl.from_arrow(batch)
-            assert isinstance(frame, pl.DataFrame)
-            yield Chunk(frame, Origin(path.name, line, "line"))
+            yield Chunk(polars(batch), Origin(path.name, line, "line"))
             line += batch.num_rows
 
 
@@ -131,13 +130,13 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (InputError, MemoryError):
         raise
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise InputError(f"{path} is not in the encoding that was expected: {error}; {_ENCODING}") from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
         raise InputError(_said(path, str(error))) from error
 
 

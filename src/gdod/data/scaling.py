@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Scale = Literal["standard", "log", "none"]
 # So that one absurd number cannot become an infinite one in float32.
 _FARTHEST = 1e6
+# Nor may it make the sum of all squares infinite.
+_LARGEST = 1e140
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Scaling:
     def apply(self, numbers: pl.Series) -> NDArray[np.float32]:
         """[n] float64 with nulls -> [n] float32 without."""
         values = _curve(self.scale, numbers.to_numpy())
-        values = (values - self.mean) / self.sd if self.sd else values * 0
+        with np.errstate(over="ignore"):  # infinite here, and cut back below
+            values = (values - self.mean) / self.sd if self.sd else values * 0
         values = np.where(np.isnan(values), 0.0, np.clip(values, -_FARTHEST, _FARTHEST))
         return values.astype(np.float32)
 
@@ -59,6 +62,7 @@ class Moments:
 
 
 def _curve(scale: Scale, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    values = np.clip(values, -_LARGEST, _LARGEST)
     if scale != "log":
         return values
     return np.asarray(np.sign(values) * np.log1p(np.abs(values)), np.float64)

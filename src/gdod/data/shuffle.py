@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from gdod.data.prepared import ROW_GROUP, PartWriter
+from gdod.data.prepared import ROW_GROUP, PartWriter, polars
 
 # What a bucket may take in memory; and, of the rows that wait to be written, all buckets together.
 _BUCKET_BYTES = 32 << 20
@@ -45,6 +45,6 @@ class Shuffler:
                 frame = pl.concat(self._waiting)
             else:
                 writer.close()
-                frame = pl.from_arrow(pq.read_table(writer.path, use_threads=False))  # type: ignore[assignment]
+                frame = polars(pq.read_table(writer.path, use_threads=False))
                 writer.path.unlink()
             out.write(frame[self.draw.permutation(len(frame))])

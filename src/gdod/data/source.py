@@ -25,8 +25,12 @@ class Source(Protocol):
     @property
     def title(self) -> str: ...
 
+    def schema(self, options: Mapping[str, object]) -> TableSchema:
+        """Of the tables, known without any file; an option that it does not know is refused."""
+        ...
+
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
-        """The tables, from the files in ``folder``; an option that it does not know is refused."""
+        """The tables, from the files in ``folder``."""
         ...
 
     def fingerprint(self, folder: Path | None, options: Mapping[str, object]) -> str:

@@ -1,7 +1,7 @@
 """Which row belongs to which part: at random, by time or by group."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,20 +20,26 @@ Parts = NDArray[np.uint8]
 _BLOCK = 65_536
 
 
-def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Parts:
-    """[n], the part of each row. One byte a row, so that tables larger than memory can be split.
+class Assigned(NamedTuple):
+    parts: Parts
+    """[n], the part of each row. One byte a row, so that tables larger than memory can be split."""
+    notes: tuple[str, ...] = ()
+
+
+def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Assigned:
+    """Which row belongs to which part.
 
     Args:
         test: share of all rows.
         validation: share of the rows that test leaves.
     """
     if not test and not validation:
-        return np.zeros(table.rows, np.uint8)
+        return Assigned(np.zeros(table.rows, np.uint8))
     if split.by == "time":
         return _by_time(table, split, missing, test, validation)
     if split.by == "group":
         return _by_group(table, split, missing, test, validation)
-    return _at_random(table.rows, split.seed, test, validation)
+    return Assigned(_at_random(table.rows, split.seed, test, validation))
 
 
 def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
@@ -59,14 +65,15 @@ def _sizes(rows: int, test: float, validation: float) -> NDArray[np.int64]:
     return np.array([rows - tests - validations, validations, tests])
 
 
-def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Parts:
+def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
     """The latest rows. Rows of the same time stay together; rows without a time are trained on."""
     column = str(split.column)
 
     def times(values: pl.Series, origin: Origin) -> pl.Series:
         return _times(values, split.format, missing, origin)
 
-    counts = _count(table, column, times).drop_nulls().sort("value", descending=True)
+    counted = _count(table, column, times)
+    counts = counted.drop_nulls().sort("value", descending=True)
     if counts.is_empty():
         raise InputError(f"split by time: column {column!r} is missing in every row")
     parts = _fill(counts["count"].to_numpy(), test, validation)  # by time
@@ -78,30 +85,39 @@ def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, 
         later = np.where(found >= bounds[1], VALIDATION, TRAIN)
         return np.where(found >= bounds[0], TEST, later).astype(np.uint8)
 
-    return _place(table, column, place)
+    return Assigned(_place(table, column, place), _without(counted, split, table.rows, "are all in the training part"))
 
 
 def _first(times: NDArray[np.float64], parts: Parts, part: int) -> float:
     return float(times[parts == part].min(initial=np.inf))
 
 
-def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Parts:
+def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
     """All rows of a group in one part. Rows without a group are one group."""
     column = str(split.column)
 
     def groups(values: pl.Series, origin: Origin) -> pl.Series:
-        return text(values, missing).fill_null("")
+        return text(values, missing)
 
-    counts = _count(table, column, groups).sort("value")
+    counted = _count(table, column, groups)
+    counts = _merged([counted.with_columns(pl.col("value").fill_null(""))]).sort("value")
     shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
     parts = np.empty(len(counts), np.uint8)
     parts[shuffled] = _fill(counts["count"].to_numpy()[shuffled], test, validation)
     names = Vocabulary(counts["value"])
 
     def place(values: pl.Series, origin: Origin) -> Parts:
-        return np.asarray(parts[names.ids(groups(values, origin)) - 1], np.uint8)
+        return np.asarray(parts[names.ids(groups(values, origin).fill_null("")) - 1], np.uint8)
 
-    return _place(table, column, place)
+    return Assigned(_place(table, column, place), _without(counted, split, table.rows, "count as one group"))
+
+
+def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tuple[str, ...]:
+    """A note on rows that do not say where they belong."""
+    missing = int(counted.filter(pl.col("value").is_null())["count"].sum())
+    if not missing:
+        return ()
+    return (f"split by {split.by}: {missing:,} rows ({missing / rows:.1%}) have no {split.column!r}; they {become}",)
 
 
 def _fill(counts: NDArray[np.uint64], test: float, validation: float) -> Parts:
@@ -149,7 +165,9 @@ def _place(table: Table, column: str, place: Callable[[pl.Series, Origin], Parts
 
 
 def _times(column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin) -> pl.Series:
-    """Times as float64: as they are if they are numbers, otherwise microseconds."""
+    """Times as float64: as they are if they are numbers or spans, otherwise microseconds."""
+    if column.dtype in (pl.Duration, pl.Time):
+        return column.to_physical().cast(pl.Float64)
     if column.dtype.is_temporal():
         return column.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
     if column.dtype.is_numeric():

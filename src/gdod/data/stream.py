@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from gdod.data.deal import dealt
 from gdod.data.encoder import Encoder
 from gdod.data.part import Examples, Minibatch, check_position, cut, generator
-from gdod.data.prepared import examples
+from gdod.data.prepared import examples, polars
 from gdod.methods.checks import check_positive
 
 
@@ -22,7 +22,7 @@ class StreamPart:
     """Row groups in random order, ``window`` of them at a time in memory, where their rows are mixed.
 
     The training part is stored in random order already, so rows that meet in a batch are as good as
-    drawn from all of it.
+    drawn from all of it. Each rank reads row groups of its own, so which rows meet depends on how many ranks there are.
     """
 
     path: Path
@@ -56,36 +56,50 @@ class StreamPart:
         order = np.arange(len(self._groups))
         if seed is not None:
             order = torch.randperm(len(order), generator=generator(seed, epoch)).numpy()
-        return self._batches(size, order, None if seed is None else (seed, epoch), start, rank, ranks)
+        mix = None if seed is None else (seed, epoch) if ranks == 1 else (seed, epoch, rank)
+        return self._batches(size, order, mix, start, rank, ranks)
 
     def _batches(
-        self, size: int, order: NDArray[np.int64], mix: tuple[int, int] | None, start: int, rank: int, ranks: int
+        self, size: int, order: NDArray[np.int64], mix: tuple[int, ...] | None, start: int, rank: int, ranks: int
     ) -> Iterator[Minibatch]:
-        tasks, skip = tuple(self.encoder.table.labels), start * size
-        rest: Examples | None = None  # less than a batch, for the next window
+        tasks, steps, at = tuple(self.encoder.table.labels), self.steps(size), start
+        rows = [int(self._groups[order[one::ranks]].sum()) for one in range(ranks)]
+
+        def sizes(last: int) -> NDArray[np.int64]:
+            """This rank's shares of the batches from where it is to the last."""
+            return np.diff(dealt(rows, rank, np.minimum(np.arange(at, last + 1) * size, sum(rows))))
+
+        if start >= steps:
+            return
         with pq.ParquetFile(self.path) as file:
-            for at in range(0, len(order), self.window):
-                groups = order[at : at + self.window]
-                rows = int(self._groups[groups].sum())
-                if rows <= skip:  # before the start: not even read
-                    skip -= rows
-                    continue
-                block = self._read(file, groups)
-                if mix is not None:
-                    block = block.take(torch.randperm(rows, generator=generator(*mix, 1 + at)))
-                block, skip = block.slice(skip, rows), 0
-                if rest is not None:
-                    block = _joined(rest, block)
-                full = block.size // size * size
-                yield from cut(block.slice(0, full), tasks, size, rank, ranks)
-                rest = block.slice(full, block.size)
-        if rest is not None:
-            yield from cut(rest, tasks, size, rank, ranks)
+            rest = self._read(file, order[:0])  # less than a batch, for the next window
+            skip = int(dealt(rows, rank, np.array([start * size]))[0])
+            for block in self._blocks(file, order[rank::ranks], mix, skip):
+                block = _joined(rest, block) if rest.size else block
+                shares = sizes(min(steps, at + (block.size + 1) * ranks // size + 1))
+                whole = shares[: np.searchsorted(shares.cumsum(), block.size, "right")].tolist()
+                yield from cut(block.slice(0, sum(whole)), tasks, whole)
+                rest, at = block.slice(sum(whole), block.size), at + len(whole)
+        yield from cut(rest, tasks, sizes(steps).tolist())
+
+    def _blocks(
+        self, file: pq.ParquetFile, order: NDArray[np.int64], mix: tuple[int, ...] | None, skip: int
+    ) -> Iterator[Examples]:
+        """The rows of window after window, but the first ``skip``."""
+        for at in range(0, len(order), self.window):
+            groups = order[at : at + self.window]
+            rows = int(self._groups[groups].sum())
+            if rows <= skip:  # before the start: not even read
+                skip -= rows
+                continue
+            block = self._read(file, groups)
+            if mix is not None:
+                block = block.take(torch.randperm(rows, generator=generator(*mix, 1 + at)))
+            yield block.slice(skip, rows)
+            skip = 0
 
     def _read(self, file: pq.ParquetFile, groups: NDArray[np.int64]) -> Examples:
-        frame = pl.from_arrow(file.read_row_groups(groups.tolist(), use_threads=False))
-        assert isinstance(frame, pl.DataFrame)
-        return examples(frame, self.encoder)
+        return examples(polars(file.read_row_groups(groups.tolist(), use_threads=False)), self.encoder)
 
 
 def _joined(first: Examples, second: Examples) -> Examples:

@@ -8,7 +8,7 @@ from typing import Protocol
 import polars as pl
 import pyarrow.parquet as pq
 
-from gdod.data.prepared import arrow
+from gdod.data.prepared import arrow, polars
 from gdod.data.read import Chunk, read_chunks
 from gdod.data.table_schema import FileFormat
 from gdod.data.values import Origin
@@ -57,8 +57,7 @@ class SpooledTable:
             return
         with pq.ParquetFile(self.path) as file:
             for at, origin in enumerate(self.origins):
-                frame = pl.from_arrow(file.read_row_group(at, columns=list(columns), use_threads=False))
-                assert isinstance(frame, pl.DataFrame)
+                frame = polars(file.read_row_group(at, columns=list(columns), use_threads=False))
                 yield Chunk(frame.select(columns), origin)
 
 

@@ -10,17 +10,17 @@ columns:
 split: {by: random, seed: 0, validation: 0.1, test: 0.2}
 """
 
-import tomllib
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod.errors import InputError
 from gdod.models.schema import Kind
+from gdod.written import WordsStay, parse_toml, parse_yaml
 
 # Text that means "no value". A category that is really called NA needs a list of its own in `file`.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
@@ -159,6 +159,22 @@ class FileFormat(_Strict):
     missing: tuple[str, ...] = MISSING
     """Text that means "no value"."""
 
+    @field_validator("separator", "quote", "escape")
+    @classmethod
+    def _one_byte(cls, value: str | None) -> str | None:
+        if value and (not value.isascii() or value in "\r\n\0"):
+            raise ValueError(f"{value!r} cannot be used here; expected a sign of ASCII, such as a comma or a semicolon")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except (LookupError, ValueError):
+            raise ValueError(f"{value!r} is no encoding of text; expected e.g. utf-8, latin-1 or utf-16") from None
+        return value
+
     @field_validator("missing", mode="before")
     @classmethod
     def _texts(cls, value: object) -> object:
@@ -172,7 +188,7 @@ class TableSchema(_Strict):
     split: Split = Split()
     file: FileFormat = FileFormat()
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -192,6 +208,8 @@ class TableSchema(_Strict):
             raise ValueError(f"more than one weight column: {', '.join(self.of(WeightColumn))}")
         if not self.features:
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
+        if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
+            raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
         for name, label in self.of(LabelColumn).items():
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
@@ -243,15 +261,13 @@ class TableSchema(_Strict):
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Self:
-        try:
-            if path.suffix == ".toml":
-                found = tomllib.loads(text)
-            elif path.suffix in (".yaml", ".yml"):
-                found = yaml.load(text, _OnceEach)
-            else:
-                raise InputError(f"the schema {path} ends in {path.suffix!r}; expected .yaml, .yml or .toml")
-        except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"the schema {path} cannot be read: {error}") from error
+        found: object
+        if path.suffix == ".toml":
+            found = parse_toml(text, f"the schema {path}")
+        elif path.suffix in (".yaml", ".yml"):
+            found = parse_yaml(text, f"the schema {path}", WordsStay)
+        else:
+            raise InputError(f"the schema {path} ends in {path.suffix!r}; expected .yaml, .yml or .toml")
         if not isinstance(found, dict):
             raise InputError(f"the schema {path} holds no keys; expected at least `columns:`")
         try:
@@ -264,29 +280,10 @@ class TableSchema(_Strict):
         return self.model_dump(mode="json")
 
 
-class _OnceEach(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, and in which yes, no, on and off are text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 reads yes, no, on and off as truth values; in a table they are names and labels.
-_OnceEach.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint, if something of a similar name is known."""
-    near = get_close_matches(name, tuple(known), n=1)
+    known = tuple(known)
+    near = [other for other in known if other.casefold() == name.casefold()] or get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -325,5 +322,9 @@ def _explain(error: ValidationError) -> str:
         found = first.get("ctx", {}).get("tag")
         said = f"the type {found!r} is unknown{nearest(str(found), COLUMN_TYPES)}" if found else "it has no `type`"
         return f"{where}: {said}; expected one of {listed(COLUMN_TYPES)}"
+    if first["type"] == "literal_error":
+        known = re.findall(r"'(.*?)'", first["ctx"]["expected"])
+        given = first["input"]
+        return f"{where}={given!r} is unknown{nearest(str(given), known)}; expected one of {listed(known)}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message

@@ -29,12 +29,22 @@ class Origin:
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
 
+def usable(kind: pl.DataType) -> bool:
+    """Whether a column is of text, numbers, times or truth values, or of lists of them."""
+    if isinstance(kind, pl.List | pl.Array):
+        inner = kind.inner
+        return isinstance(inner, pl.DataType) and not inner.is_nested() and usable(inner)
+    return not kind.is_nested() and kind not in (pl.Binary, pl.Object)
+
+
 def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     """Values as text, without spaces around them; null where there is none.
 
     A whole number is written the same whether a file or a program held it as 1, "1" or 1.0.
     """
     kind = column.dtype
+    if kind == pl.Duration:
+        return column.dt.total_microseconds().cast(pl.String)
     if kind == pl.Boolean or kind.is_integer() or kind.is_temporal():
         return column.cast(pl.String)
     if kind.is_float():
@@ -43,7 +53,7 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
             pl.when(whole).then(column.cast(pl.Int64, strict=False).cast(pl.String)).otherwise(column.cast(pl.String))
         ).to_series()
         return as_text.set(~column.is_finite(), None).rename(column.name)
-    if kind.is_nested() or kind == pl.Binary or kind == pl.Object:
+    if kind.is_nested() or not usable(kind):
         raise InputError(f"column {column.name!r} holds {kind}; expected text or numbers, or type: sequence for lists")
     values = column.cast(pl.String).str.strip_chars()
     # Only columns of numbers have such values, so look at the end first: it is much cheaper.

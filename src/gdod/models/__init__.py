@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gdod.errors import InputError
 from gdod.methods.checks import check_choice
 from gdod.models.config import ACTIVATIONS, Config, configure
 from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
@@ -44,7 +45,13 @@ def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **
     config = configure(kind.config_type, options)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return kind(schema, tasks, config)
+        try:
+            return kind(schema, tasks, config)
+        except (RuntimeError, MemoryError, OverflowError) as error:  # torch has no kind of its own for it
+            reason = str(error).splitlines()[0] if str(error) else "no memory"
+            if isinstance(error, RuntimeError) and "alloc" not in reason and "overflow" not in reason.lower():
+                raise
+            raise InputError(f"a model {name!r} with {options} is too large to be made: {reason}") from error
 
 
 __all__ = [
