@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from experiments.small import OPTIONS, make_place, result, start
 from gdod import InputError
 from gdod.cli import app
-from gdod.experiments.compare import Outcome, compare, share_cores
+from gdod.experiments.compare import Outcome, check_place, compare, share_cores
 from gdod.experiments.plan import Plan, make_plan, read_plan, read_spec
 from gdod.experiments.pool import Job
 from gdod.experiments.watch import Shown, Silent
@@ -113,9 +113,9 @@ def times(folder: Path) -> dict[str, int]:
 
 def test_the_study_has_differences_ranks_and_gains(whole: Outcome) -> None:
     study = whole.study
-    assert [setting.method for setting in study.settings if setting.finished] == ["sum", "cagrad", "sum"]
+    assert [setting.method for setting in study.settings if setting.finished] == ["sum", "cagrad (c=0.3)", "sum"]
     assert study.baseline == "sum"
-    place = next(place for place, setting in enumerate(study.settings) if setting.method == "cagrad")
+    place = next(place for place, setting in enumerate(study.settings) if setting.method == "cagrad (c=0.3)")
     found = study.compare("auc")[None][place].difference
     assert found is not None
     assert found.n == 2
@@ -126,7 +126,7 @@ def test_the_study_has_differences_ranks_and_gains(whole: Outcome) -> None:
 
 
 def test_the_tables_are_written_as_markdown_and_csv(whole: Outcome) -> None:
-    assert "| shared-bottom | cagrad |" in whole.markdown.read_text()
+    assert "| shared-bottom | cagrad (c=0.3) |" in whole.markdown.read_text()
     assert "Δm %" in whole.markdown.read_text()
     assert whole.csv.read_text().startswith("data,part,model,method")
     asked = json.loads((whole.folder / "comparison.json").read_text())
@@ -261,6 +261,7 @@ def gdod(*arguments: str) -> Any:
         (["--data", "clicks.csv", "--model", "mmoe:exprts=1"], "did you mean 'experts'"),
         (["--data", "clicks.csv", "--method", "sum", "--method", "sum"], "is given twice"),
         (["--data", "clicks.csv", "--method", "gdod", "--baseline", "sum"], "none of the methods"),
+        (["--data", "clicks.csv", "--method", "gdod", "--baseline", "gdot"], "did you mean 'gdod'"),
         (["--data", "clicks.csv", "--seeds", "2", "--seed", "3"], "both --seeds and --seed"),
         (["--data", "clicks.csv", "--set", "batsch=3"], "did you mean 'batch'"),
         (["--data", "clicks.csv", "--model", "single-task"], "none besides 'single-task'"),
@@ -291,10 +292,24 @@ def test_a_file_describes_a_comparison_and_options_win(place: Path) -> None:
 
 def test_runs_with_other_settings_are_refused(whole: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole.folder.parent)
-    with pytest.raises(InputError, match="has another configuration: batch is 64, not 32"):
+    with pytest.raises(InputError, match="made with other settings: batch is 64, not 32") as caught:
         compare(plan("sum", batch=32), "out")
+    assert "--resume" not in str(caught.value)
+    assert "choose another folder with --out" in str(caught.value)
     with pytest.raises(InputError, match="holds other files"):
         compare(plan("sum"), whole.folder.parent)
+
+
+def test_only_a_folder_of_its_own_is_worked_in(place: Path) -> None:
+    """`runs` is also where `gdod train` puts its runs, so that it alone says nothing."""
+    (place / "work/runs/clicks-seed0").mkdir(parents=True)
+    for folder in ("work", "work/runs/clicks-seed0/..", "clicks.csv"):
+        with pytest.raises(InputError, match=r"holds other files, and no comparison.json|is a file"):
+            compare(plan("sum"), folder)
+    check_place(place / "work/runs/clicks-seed0", "comparison.json", "runs")
+    (place / "killed/runs").mkdir(parents=True)
+    (place / "killed/.lock").touch()
+    check_place(place / "killed", "comparison.json", "runs")
 
 
 def test_a_spec_has_options() -> None:
@@ -317,6 +332,22 @@ def test_what_was_tuned_is_for_its_model_and_method_and_given_options_win(tmp_pa
         make_plan({**settings, "models": ["ple"]}, [best])
 
 
+def test_what_was_tuned_is_below_the_folder_of_the_file(tmp_path: Path) -> None:
+    best, file = tmp_path / "best.yaml", tmp_path / "plans" / "comparison.yaml"
+    best.write_text("model: {name: mmoe}\nmethod: {name: sum}\n")
+    file.parent.mkdir()
+    settings = "data: ads\nmodels: [mmoe]\nmethods: [sum]\nseeds: 1\n"
+    for path in ("../best.yaml", str(best)):
+        file.write_text(f"{settings}tuned: [{path}]\n")
+        with pytest.raises(InputError, match=r"tuned=.* leads out of the folder.*--tuned"):
+            read_plan(file)
+    file.write_text(settings)
+    assert read_plan(file, {"tuned": [str(best)]}).tuned == (str(best),)
+    (file.parent / "best.yaml").write_text(best.read_text())
+    file.write_text(f"{settings}tuned: [best.yaml]\n")
+    assert read_plan(file).tuned == (str(file.parent / "best.yaml"),)
+
+
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdod.experiments.compare.cores", lambda: 8)
     assert share_cores(None, 100, None) == (8, 1)
@@ -324,6 +355,9 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share_cores(None, 2, None) == (2, 4)
     assert share_cores(20, 100, None) == (20, 1)
     assert share_cores(2, 100, 3) == (2, 3)
+    assert share_cores(None, 100, None, nproc=2) == (4, 1)
+    assert share_cores(1, 100, None, nproc=2) == (1, 4)
+    assert share_cores(None, 100, None, nproc=16) == (1, 1)
 
 
 def test_the_display_counts_runs_and_tells_the_time_that_remains() -> None:

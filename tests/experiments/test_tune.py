@@ -33,7 +33,11 @@ class Counting(Silent):
 
     def __init__(self, kill: str | None = None) -> None:
         self.made: list[str] = []
+        self.said: list[str] = []
         self.kill = kill
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def told(self, job: Job, event: dict[str, Any]) -> None:
         if event["kind"] == "started":
@@ -94,7 +98,21 @@ def test_a_search_that_is_finished_is_left_as_it_is(best: Best) -> None:
     watch = Counting()
     again = tune(search(trials=3), best.folder, processes=1, watch=watch)
     assert watch.made == []
+    assert watch.said == []
     assert again == best
+
+
+def test_a_grid_has_no_more_trials_than_points_and_says_so(place: Path) -> None:
+    watch, grid = Counting(), {"batch": Grid((64, 128))}
+    wanted = read_search(options={**SETTINGS, "method": "sum", "steps": 2}, space=grid, trials=9)
+    assert tune(wanted, place / "small", processes=1, watch=watch).trials == 2
+    assert watch.said == ["the grid has 2 points: 2 trials, not 9"]
+
+
+def test_another_search_is_refused_with_what_differs(best: Best) -> None:
+    other = read_search(options={**SETTINGS, "method": "cagrad", "steps": 31}, trials=3)
+    with pytest.raises(InputError, match=r"other settings: settings.steps is 30, not 31\..*--out"):
+        tune(other, best.folder)
 
 
 @pytest.mark.slow
@@ -155,6 +173,7 @@ def test_the_search_space_is_read_and_checked() -> None:
     ("arguments", "message"),
     [
         (["--method", "gdod"], "declares no grid"),
+        (["--method", "cagrd"], "did you mean 'cagrad'"),
         ([], "no method is given"),
         (["--method", "cagrad", "--range", "method.options.c=-1..1"], "c=-1"),
         (["--method", "cagrad", "--range", "optimizer.speed=0.1..1"], "optimizer.speed is not a setting"),

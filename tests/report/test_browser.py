@@ -98,3 +98,37 @@ def test_console_errors_would_be_seen(folder: Path, tmp_path: Path) -> None:
     assert "CONSOLE" in log
     assert "Content Security Policy" in log
     assert "<title>run</title>" not in document
+
+
+def pages_of(page: Path, folder: Path) -> list[list[str]]:
+    """The printed page: the lines of each sheet of paper."""
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--no-pdf-header-footer"]
+    pdf = folder / "printed.pdf"
+    subprocess.run([*command, f"--print-to-pdf={pdf}", page.as_uri()], capture_output=True, timeout=120, check=True)
+    text = subprocess.run(["pdftotext", "-raw", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
+    return [[line.strip() for line in sheet.splitlines()] for sheet in text.split("\f")[:-1]]
+
+
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext on this machine")
+def test_headings_figures_and_tables_stay_whole_on_paper(folder: Path, tmp_path: Path) -> None:
+    sheets = pages_of(folder / "report.html", tmp_path)
+    assert len(sheets) > 4
+    belongs = {
+        "AUC by task": "weighted-gdod",  # the last row
+        "Learning curves": "AUC on validation",
+        "AUC on validation": "mean AUC",
+        "Conflict": "Over time",
+        "Over time": "share of directions kept",
+        "Between pairs of tasks": "weighted-gdod",
+        "Calibration": "mean predicted probability",
+    }
+    for heading, below in belongs.items():
+        (sheet,) = (sheet for sheet in sheets if heading in sheet)
+        after = sheet[sheet.index(heading) :]
+        assert any(line.startswith(below) for line in after), f"{heading} stands alone at the foot of a page"
+    drawn = sheets[: next(place for place, sheet in enumerate(sheets) if "Calibration" in sheet)]
+    sides = ("AUC", "log loss", "loss", "cosine", "share")  # above a picture; "step" stands below it
+    assert sum(sheet.count("step") for sheet in drawn) == 13
+    assert [sum(line in sides for line in sheet) for sheet in drawn] == [sheet.count("step") for sheet in drawn]
+    runs = [sheet for sheet in sheets if any(line.startswith("shared-bottom sum") for line in sheet)]
+    assert all(any(line.startswith("model method seed state") for line in sheet) for sheet in runs)

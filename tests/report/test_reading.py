@@ -1,6 +1,8 @@
 """Run folders of all kinds and states: read as far as they go, never a crash."""
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from tests.report.made_runs import make_comparison, make_run, write_json
 
 import gdod
 from gdod.report import collect, load_studies, read_run, studies
+from gdod.report.figures import conflict_chapters, conflict_of
+from gdod.report.page import page
 
 
 def test_a_whole_comparison(tmp_path: Path) -> None:
@@ -176,6 +180,102 @@ def test_a_model_with_options_that_only_tuning_gave_stays_one_model(tmp_path: Pa
     assert study.baseline_of(study.settings[1]) is study.settings[0]
 
 
+def with_batch(folder: Path, batch: int) -> Path:
+    """The same runs with another size of batches."""
+    for path in folder.glob("**/config.json"):
+        write_json(path, {**json.loads(path.read_text()), "batch": batch})
+    return folder
+
+
+def test_comparisons_with_other_settings_have_baselines_of_their_own(tmp_path: Path) -> None:
+    for batch in (64, 128):
+        models = ("shared-bottom", "single-task")
+        with_batch(
+            make_comparison(tmp_path / f"b{batch}", models=models, methods=("sum", "gdod"), evaluations=2), batch
+        )
+    (study,) = load_studies([tmp_path / "b64", tmp_path / "b128"])
+    assert study.baseline == "sum"
+    assert [base.method for base in study.bases] == ["sum (batch=64)", "sum (batch=128)"]
+    found = {setting.method: setting for setting in study.settings if not setting.is_single_task}
+    for batch in (64, 128):
+        ours = found[f"gdod (batch={batch})"]
+        assert study.baseline_of(ours) is found[f"sum (batch={batch})"]
+        assert study.baseline_of(found[f"sum (batch={batch})"]) is None
+    compared = dict(zip(study.settings, study.compare("auc")[None], strict=True))
+    assert [one.difference is None for s, one in compared.items() if s.method.startswith("gdod")] == [False, False]
+    assert all(gain is not None for s, gain in zip(study.settings, study.gains(), strict=True) if not s.is_single_task)
+    assert "difference from sum" in gdod_report(tmp_path)
+    with (tmp_path / "t.csv").open() as file:
+        bases = {(row["model"], row["method"]): row["baseline"] for row in csv.DictReader(file)}
+    assert bases["shared-bottom", "gdod (batch=128)"] == "sum (batch=128)"
+    assert bases["single-task", "sum (batch=128)"] == ""
+
+
+def test_runs_of_another_folder_are_compared_with_the_baseline_that_is_most_alike(tmp_path: Path) -> None:
+    for batch in (64, 128):
+        with_batch(make_run(tmp_path / f"sums/{batch}", method="sum", evaluations=2), batch)
+        with_batch(make_run(tmp_path / f"others/{batch}", method="gdod", evaluations=2), batch)
+    with_batch(make_run(tmp_path / "others/32", method="mgda", evaluations=2), 32)
+    (study,) = load_studies([tmp_path])
+    bases = {setting.method: study.base_of(setting) for setting in study.settings}
+    assert {name: base and base.method for name, base in bases.items()} == {
+        "sum (batch=64)": "sum (batch=64)",
+        "sum (batch=128)": "sum (batch=128)",
+        "gdod (batch=64)": "sum (batch=64)",
+        "gdod (batch=128)": "sum (batch=128)",
+        "mgda": None,  # nobody can tell which
+    }
+
+
+def test_each_data_set_has_the_baseline_of_its_comparison(tmp_path: Path) -> None:
+    for data, base in (("ads", "sum"), ("census", "gdod")):
+        write_json(tmp_path / data / "comparison.json", {"data": data, "methods": ["sum", "gdod"], "baseline": base})
+        for method in ("sum", "gdod"):
+            make_run(tmp_path / data / f"runs/m-{method}-seed0", method=method, data=data, evaluations=2)
+    assert [(study.name, study.baseline) for study in load_studies([tmp_path])] == [("ads", "sum"), ("census", "gdod")]
+
+
+def test_a_baseline_may_be_named_as_compare_takes_it(tmp_path: Path) -> None:
+    for c in (0.1, 0.3):
+        make_run(tmp_path / f"{c}", method="cagrad", options={"c": c}, evaluations=2)
+    make_run(tmp_path / "gdod", method="gdod", options={"groups": 8}, evaluations=2)
+    for name, label in (("cagrad:c=0.3", "cagrad (c=0.3)"), ("cagrad (c=0.1)",) * 2, ("gdod", "gdod (groups=8)")):
+        assert load_studies([tmp_path], baseline=name)[0].baseline == label
+    with pytest.raises(gdod.InputError, match=r"is several of the methods: 'cagrad \(c=0.1\)', 'cagrad \(c=0.3\)'"):
+        load_studies([tmp_path], baseline="cagrad")
+    with pytest.raises(gdod.InputError, match="did you mean 'cagrad"):
+        load_studies([tmp_path], baseline="cagrad:c=0.5")
+
+
+def test_options_that_are_not_the_defaults_are_shown(tmp_path: Path) -> None:
+    made: dict[str, dict[str, object]] = {"cagrad": {"c": 0.3}, "gdod": {"groups": 16}, "strange": {"x": 1}, "sum": {}}
+    for method, options in made.items():
+        make_run(tmp_path / method, method=method, options=options, evaluations=2)
+    (study,) = load_studies([tmp_path])
+    assert {setting.method for setting in study.settings} == {"cagrad (c=0.3)", "gdod", "strange (x=1)", "sum"}
+
+
+def test_single_task_models_have_no_conflict(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", models=("single-task", "shared-bottom"), methods=("sum", "gdod"), evaluations=2)
+    for path in tmp_path.glob("c/runs/single-task*/metrics.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            if record["kind"] == "train":
+                record["conflict"]["cosines"] = [[float(a == b) for a in range(3)] for b in range(3)]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (study,) = load_studies([tmp_path])
+    single = next(setting for setting in study.settings if setting.is_single_task)
+    assert conflict_of(single, 3) is None
+    assert conflict_chapters(study, single.model) == []
+    assert conflict_chapters(study, "shared-bottom") != []
+    card = re.search(r"Least agreement</h3>.*?</p>", gdod_report(tmp_path))
+    assert card is not None
+    assert "under sum in shared-bottom" in card[0]
+
+    alone = load_studies([make_run(tmp_path / "alone", model="single-task", method="sum", evaluations=2)])
+    assert "share no parameters" in page(alone)
+
+
 def test_a_run_that_failed_before_it_had_a_configuration_is_recognised(tmp_path: Path) -> None:
     folder = ask(tmp_path, models=["shared-bottom"], methods=["sum", "cagrad:c=0.3"], seeds=2)
     make_run(folder / "runs/shared-bottom-sum-seed0", method="sum", model_options={}, evaluations=2)
@@ -188,7 +288,7 @@ def test_a_run_that_failed_before_it_had_a_configuration_is_recognised(tmp_path:
     (study,) = load_studies([folder])
     assert [(setting.model, setting.method) for setting in study.settings] == [
         ("shared-bottom", "sum"),
-        ("shared-bottom", "cagrad"),
+        ("shared-bottom", "cagrad (c=0.3)"),
     ]
     alone = tmp_path / "alone" / "run"
     write_json(alone / "error.json", {"message": "no memory"})

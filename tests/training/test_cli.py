@@ -1,18 +1,24 @@
 """`gdod train`, `gdod predict` and `gdod evaluate` as a person or a script uses them."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from gdod import training
 from gdod.cli import app
+from gdod.experiments import watch
+from gdod.experiments.pool import Job
 from training import tiny
 from training.test_loop import lines
 
@@ -50,7 +56,7 @@ def test_a_run_that_was_killed_as_it_began_begins_again(place: Path) -> None:
         (folder / ".config.json.0123abcd.part").write_text("{")
         bare = gdod("train", "--resume", "--out", folder.name)
         assert bare.exit_code == 2
-        assert "give the settings, too, to begin it" in bare.stderr
+        assert "To begin it, give all its settings, too" in bare.stderr
         done = train("--steps", "2", "--out", folder.name, *arguments)
         assert done.exit_code == 0, done.output
         assert (folder / "result.json").exists()
@@ -113,10 +119,97 @@ def test_check_prints_all_settings_and_does_nothing(place: Path) -> None:
     assert not (place / "runs").exists()
 
 
+def test_options_beside_resume_are_compared_with_those_of_the_run(place: Path) -> None:
+    assert train("--method", "sum", "--steps", "2", "--out", "run", "--quiet").exit_code == 0
+    other = gdod("train", "--resume", "--out", "run", "--steps", "9")
+    assert other.exit_code == 2
+    assert "steps is 2, not 9. Go on with its own with gdod train --resume --out run" in other.stderr
+    assert gdod("train", "--resume", "--out", "run", "--steps", "2").exit_code == 0
+
+
+def test_brackets_in_names_are_no_markup(place: Path) -> None:
+    frame = tiny.frame(600).rename({"click": "[bold]click", "buy": "buy[/]"})
+    frame.write_csv("odd.csv")
+    labels = ["--label", "[bold]click", "--label", "buy[/]"]
+    done = gdod(
+        "train", "--data", "odd.csv", *labels, *QUICK, *SMALL, "--method", "sum", "--steps", "3", "--out", "[red]"
+    )
+    assert done.exit_code == 0, done.output
+    for shown in (done.output, gdod("evaluate", "[red]", "odd.csv").output):
+        assert "[bold]click" in shown
+        assert "buy[/]" in shown
+    assert done.output.endswith("\n[red]\n")
+    arguments = [
+        "--data",
+        "odd.csv",
+        *labels,
+        "--model",
+        "shared-bottom:bottom=[16]",
+        "--method",
+        "sum",
+        "--seeds",
+        "1",
+    ]
+    compared = gdod("compare", *arguments, "--steps", "3", "--jobs", "1", "--threads", "1", "--out", "[i]c")
+    assert compared.exit_code == 0, compared.output
+    assert "[i]c/report.html" in compared.output
+    assert "[bold]click" in (place / "[i]c" / "tables.md").read_text()
+
+
+def test_brackets_are_no_markup_in_bars_either() -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=200, no_color=True)
+    metrics = {"mean_auc": None, "tasks": {"[bold]price[/bold]": {"rmse": 1.5, "labelled": 3}}}
+    with training.Shown(terminal) as bar:
+        bar.start(10, 0)
+        bar.evaluated(5, metrics, best=True)
+    assert "[bold]price[/bold] rmse 1.5000" in out.getvalue()
+    job = Job("[i]mmoe[/i]", Path("run"), tiny.config())
+    with watch.Shown(terminal) as bars:
+        bars.begin(2, 0)
+        bars.told(job, {"kind": "started", "steps": 10, "done": 0})
+    assert "[i]mmoe[/i]" in out.getvalue()
+
+
+def test_a_task_with_one_class_says_so(place: Path) -> None:
+    frame = tiny.frame(600).with_columns(buy=pl.when(pl.col("id") < 480).then("buy").otherwise(0))
+    frame.write_csv("one.csv")
+    (place / "time.yaml").write_text(tiny.SCHEMA.replace("by: random, seed: 0", "by: time, column: id"))
+    arguments = ["--data", "one.csv", "--schema", "time.yaml", *QUICK, *SMALL, "--method", "sum", "--steps", "3"]
+    done = gdod("train", *arguments, "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "buy, test: no AUC: all" in done.output
+    assert "buy, validation" not in done.output
+
+
+def test_weight_decay_that_does_not_reach_the_tables_is_told_once(place: Path) -> None:
+    sparse = ["--optimizer", "sparse-adam", "--method", "sum", "--steps", "2"]
+    told = train(*sparse, "--weight-decay", "0.1", "--out", "told").output
+    assert told.count("no weight decay") == 1
+    assert "weight decay" not in train(*sparse, "--out", "without").output
+    dense = train("--weight-decay", "0.1", "--method", "sum", "--steps", "2", "--out", "dense").output
+    assert "weight decay" not in dense
+    arguments = [*TABLE, "--model", "shared-bottom:bottom=[16]", "--method", "sum", "--method", "mgda", "--seeds", "1"]
+    arguments += ["--steps", "2", "--optimizer", "sparse-adam", "--set", "optimizer.weight_decay=0.1", "--jobs", "1"]
+    compared = gdod("compare", *arguments, "--out", "c")
+    assert compared.output.count("no weight decay") == 1
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = gdod("--version")
+    assert (done.exit_code, done.stdout) == (0, f"gdod {version('gdod')}\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["train"], "no data is given"),
+        (["train", "--data", "adds"], "did you mean 'ads'"),
+        (["train", "--data", "ads", "--task-weight", "click=-1"], "greater than or equal to 0"),
+        (["train", "--data", "ads", "--set", "stopping=3"], "expected names with values, of 'patience'"),
+        (["train", "--data", "ads", "--optimizer", "adma"], "did you mean 'adam'"),
+        (["train", "--data", "ads", "--schedule", "cosin"], "did you mean 'cosine'"),
+        (["train", "--data", "ads", "--precision", "bf61"], "did you mean 'bf16'"),
         (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--model", "mmeo"], "did you mean 'mmoe'"),
         (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--set", "batchh=3"], "did you mean 'batch'"),
         (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--set", "batch"], "expected a name and a value"),

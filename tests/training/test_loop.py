@@ -22,6 +22,7 @@ from gdod.training.checkpoint import load
 from gdod.training.loop import Trainer
 from gdod.training.losses import binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
+from gdod.training.ranks import Ranks
 from gdod.training.record import points
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
@@ -235,6 +236,28 @@ def test_such_a_step_can_be_skipped(tmp_path: Path, method: str) -> None:
     assert result["test"]["mean_auc"] > 0.7
 
 
+def test_no_checkpoint_is_written_in_skipped_steps_and_the_last_good_one_stays(tmp_path: Path) -> None:
+    """A checkpoint a step, and about two of three steps skipped: often several in a row."""
+    last = Folder(tmp_path / "run").last
+    skipped: list[int] = []
+
+    class Watching(Silent):
+        def say(self, text: str) -> None:
+            step = int(text.split()[1])
+            good = next(before for before in range(step - 1, -1, -1) if before not in skipped)
+            skipped.append(step)
+            found = load(last)
+            assert found["state"]["step"] == good
+            assert all(bool(one.isfinite().all()) for one in found["model"].values())
+
+    config = tiny.config(steps=60, batch=8, evaluate_every=60, checkpoint_every=1, non_finite="skip")
+    dataset = broken(float("nan"), slice(0, None, 8))
+    result = train(config, tmp_path / "run", dataset=dataset, progress=Watching())
+    assert result["skipped"] == len(skipped)
+    assert any({step + 1, step + 2} <= set(skipped) for step in skipped)
+    assert len(skipped) < 60
+
+
 def test_other_errors_are_not_taken_for_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     config = tiny.config(steps=3, non_finite="skip", method="gdod")
     working = trainer(config, tmp_path)
@@ -349,6 +372,9 @@ class Alarming:
     def __len__(self) -> int:
         return len(self.part)
 
+    def steps(self, size: int) -> int:
+        return int(self.part.steps(size))
+
     def batches(self, size: int, **rest: Any) -> Iterator[Any]:
         self.times += 1
         for minibatch in self.part.batches(size, **rest):
@@ -391,8 +417,8 @@ def trainer(config: TrainConfig, folder: Path, rank: int = 0, ranks: int = 1) ->
     dataset = tiny.dataset()
     model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
     return Trainer(
-        config, dataset, model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent(), rank=rank,
-        ranks=ranks,
+        config, dataset, model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent(),
+        ranks=Ranks(rank, ranks),
     )  # fmt: skip
 
 

@@ -77,6 +77,48 @@ def test_unseen_values_and_missing_columns_are_handled_as_in_training(run: Run, 
     assert ((read(tmp_path / "out.parquet") - run.predict(blank)).to_numpy() ** 2).max() < 1e-14
 
 
+def test_a_column_without_a_known_value_is_told_once(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(40, seed=3)
+    strange = frame.with_columns(
+        pl.col("city").str.to_uppercase(),
+        pl.Series("item", [None] * 40, dtype=pl.String),  # missing, and no mistake
+        pl.lit("a b").alias("seen"),
+    )
+    table = tmp_path / "table.parquet"
+    strange.write_parquet(table)
+    told = tuple(
+        f"{table}: training has seen no value of the column {name!r} (the first is {first!r}); it counts as unknown "
+        "in every row"
+        for name, first in (("city", strange["city"][0]), ("seen", "a b"))
+    )
+    assert predict_file(run, table, tmp_path / "out.csv", batch=7).notes == told
+    assert tuple(evaluate_file(run, table)["notes"]) == told
+    one = pl.concat([strange, frame[:1].with_columns(pl.lit("").alias("seen"))])
+    one.write_parquet(table)
+    assert [note.split("'")[1] for note in predict_file(run, table, tmp_path / "out.csv").notes] == ["seen"]
+
+
+def test_a_column_of_another_name_is_pointed_out(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    tiny.frame(5).rename({"city": "City"}).write_csv(table)
+    (note,) = predict_file(run, table, tmp_path / "out.csv").notes
+    assert note == f"{table} has no column 'city' (did you mean 'City'?); it counts as missing in every row"
+    with pytest.raises(InputError, match="did you mean 'City'"):
+        predict_file(run, table, tmp_path / "out.csv", keep=["Cty"])
+    with pytest.raises(InputError, match="did you mean 'id'"):
+        predict_file(run, table, tmp_path / "out.csv", keep=["ID"])
+    tiny.frame(5).rename({"city": "town"}).write_csv(table)
+    (note,) = predict_file(run, table, tmp_path / "out.csv").notes
+    assert note == f"{table} has no column 'city' (not used: 'town'); it counts as missing in every row"
+
+
+def test_a_device_that_is_not_there_is_refused(run: Run) -> None:
+    for name in ("toaster", "cuda:99"):
+        with pytest.raises(InputError, match=f"device='{name}' cannot be used"):
+            load_run(run.folder.path, device=name)
+    assert load_run(run.folder.path, device="auto").step == run.step
+
+
 def test_an_empty_table_gives_an_empty_table(run: Run, tmp_path: Path) -> None:
     tiny.frame(0).write_parquet(tmp_path / "table.parquet")
     for out in ("out.csv", "out.parquet"):

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import gdod
-from gdod.data import load
+from gdod.data import TableSchema, load
 from gdod.training import check, read_config
 
 SCHEMA = """
@@ -77,3 +77,41 @@ def test_names_are_checked_without_the_data(table: Path, options: dict[str, obje
     settings = {"data.source": str(table), "data.schema": str(schema(table)), **options}
     with pytest.raises(gdod.InputError, match=message):
         check(read_config(options=settings))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data.source": "ads", "stopping.monitor": "purchse"}, "did you mean 'purchase'"),
+        ({"data.source": "ads", "task_weights.clik": 2}, "did you mean 'click'"),
+        ({"data.source": "census", "data.options.tasks": 2, "stopping.monitor": "college"}, "expected one of"),
+        ({"data.source": "bookcrossing", "stopping.monitor": "rated_hi"}, "did you mean 'rated_high'"),
+        ({"data.source": "ijcai15", "task_weights.by": 2}, "did you mean 'buy'"),
+        ({"data.source": "ads", "data.options.row": 4}, "row"),
+        ({"data.source": "ads", "data.labels": ["click"]}, "which has its own"),
+    ],
+    ids=str,
+)
+def test_names_of_tasks_of_a_named_data_set_are_known_without_its_files(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(gdod.InputError, match=message):
+        check(read_config(options=options))
+
+
+def test_tasks_of_named_data_sets_are_accepted() -> None:
+    check(read_config(options={"data.source": "ads", "stopping.monitor": "visit", "task_weights.purchase": 2}))
+    check(read_config(options={"data.source": "census", "stopping.monitor": "college"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("columns: {a: {type: numeric, scale: lgo}, y: label}", "columns.a.scale='lgo' is unknown .did you mean 'log'"),
+        ("columns: {a: numeric, y: label}\nsplit: {by: randon}", "split.by='randon' is unknown .did you mean 'random'"),
+        ("columns: {a: numeric, y: {type: label, kind: binari}}", "did you mean 'binary'"),
+    ],
+)
+def test_words_of_a_schema_have_a_nearest_one(text: str, message: str) -> None:
+    with pytest.raises(gdod.InputError, match=message):
+        TableSchema.parse(text, Path("schema.yaml"))

@@ -1,5 +1,7 @@
 """The command line. Each command imports what it needs when it runs, so that help stays quick."""
 
+from typing import Annotated
+
 try:
     import typer
 except ModuleNotFoundError as error:
@@ -7,7 +9,7 @@ except ModuleNotFoundError as error:
         f"The command line needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
     ) from error
 
-from gdod.cli import compare, data, demo, predict, report, train, tune
+from gdod.cli import compare, data, demo, predict, report, reproduce, train, tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,8 +17,20 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gdod {version('gdod')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -28,3 +42,4 @@ app.command(epilog=tune.EXAMPLES + tune.EXIT_CODES)(tune.tune)
 app.command(epilog=predict.PREDICT_EXAMPLES + train.EXIT_CODES)(predict.predict)
 app.command(epilog=predict.EVALUATE_EXAMPLES + train.EXIT_CODES)(predict.evaluate)
 app.command(epilog=report.EXAMPLES + train.EXIT_CODES)(report.report)
+app.command(epilog=reproduce.EXAMPLES + reproduce.EXIT_CODES)(reproduce.reproduce)

@@ -3,21 +3,22 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gdod.cli.train import EXIT_CODES as TRAIN_EXIT_CODES
-from gdod.cli.train import explained, pairs
+from gdod.cli.train import explained, pairs, screen
 
 if TYPE_CHECKING:
     from gdod.experiments.compare import Outcome
     from gdod.experiments.plan import Plan
+    from gdod.experiments.worker import Worker
 
 SOME_FAILED = 5
-EXIT_CODES = TRAIN_EXIT_CODES.replace("130 stopped", "5 some runs failed, 130 stopped")
+EXIT_CODES = TRAIN_EXIT_CODES.replace("6 another", "5 some runs failed, 6 another")
 EXAMPLES = """
 Examples:
 
@@ -81,6 +82,7 @@ def compare(
     set_: Set = None,
     jobs: Jobs = None,
     threads: Threads = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes that train each run together.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("comparison"),
     check: Check = False,
     as_json: AsJson = False,
@@ -123,22 +125,51 @@ def compare(
         if check:
             typer.echo(json.dumps(plan.to_json() | {"runs": [run.name for run in plan.runs]}, indent=2))
             return
-        _compare(plan, out, jobs, as_json=as_json, quiet=quiet)
+        _compare_here(plan, out, jobs, nproc, as_json=as_json, quiet=quiet)
 
 
-def _compare(plan: "Plan", out: Path, jobs: int | None, *, as_json: bool, quiet: bool) -> None:
-    from rich.console import Console
+def _compare_here(plan: "Plan", out: Path, jobs: int | None, nproc: int | None, *, as_json: bool, quiet: bool) -> None:
+    """In processes of its own, or in those that torchrun or another has started: there all but rank 0 follow."""
+    from gdod.experiments.worker import Worker
+    from gdod.training.processes import check_nproc, joined, surroundings
+    from gdod.training.ranks import LostError
 
+    place = surroundings()
+    check_nproc(nproc, place)
+    with joined(place, plan.config.device) as ranks, explained(silent=ranks.rank > 0):
+        worker = Worker(ranks)
+        if ranks.rank > 0:
+            worker.follow()
+            return
+        try:
+            _compare(plan, out, jobs, nproc or 1, None if place is None else worker, as_json=as_json, quiet=quiet)
+        finally:
+            with suppress(LostError):  # they have ended already
+                worker.dismiss()
+
+
+def _compare(
+    plan: "Plan",
+    out: Path,
+    jobs: int | None,
+    nproc: int,
+    worker: "Worker | None",
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     from gdod.experiments.compare import compare
     from gdod.experiments.summary import caption, figures, overview_table
     from gdod.experiments.watch import Shown, Silent
 
-    console = Console(stderr=as_json)
+    console = screen(stderr=as_json)
     with stopping_told():
         outcome = compare(
             plan,
             out,
             processes=jobs,
+            nproc=nproc,
+            worker=worker,
             watch=Silent() if quiet else Shown(console),
             command=["gdod", *sys.argv[1:]],
         )
@@ -149,10 +180,10 @@ def _compare(plan: "Plan", out: Path, jobs: int | None, *, as_json: bool, quiet:
         typer.echo(json.dumps({"folder": str(out), **places, "results": figures(outcome.study), "failed": failed}))
     else:
         if any(setting.finished for setting in outcome.study.settings):
-            console.print(caption(outcome.study), highlight=False, markup=False)
+            console.print(caption(outcome.study))
             console.print(overview_table(outcome.study))
         for path in written.values():
-            console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+            console.print(str(path), soft_wrap=True)
     end(outcome)
 
 

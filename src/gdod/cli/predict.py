@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gdod.cli.train import explained, table
+from gdod.cli.train import explained, screen, show_metrics
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that gdod train wrote.")]
 TableFile = Annotated[
@@ -51,14 +51,13 @@ def predict(
     """
     with explained():
         import torch
-        from rich.console import Console
 
         from gdod.training import load_run
         from gdod.training.predict import predict_file
 
         if threads is not None:
             torch.set_num_threads(threads)
-        console = Console(stderr=True)
+        console = screen(stderr=True)
         loaded = load_run(run, weights=weights, device=device)
         if console.is_terminal:
             with console.status("predicting") as status:
@@ -88,7 +87,6 @@ def evaluate(
     """Tell how good a run's model is on a table with labels."""
     with explained():
         import torch
-        from rich.console import Console
 
         from gdod.training import load_run
         from gdod.training.predict import evaluate_file
@@ -101,8 +99,4 @@ def evaluate(
             return
         for note in found["notes"]:
             typer.echo(f"gdod: {note}", err=True)
-        console = Console()
-        console.print(table({"table": found}))
-        for task, metrics in found["tasks"].items():
-            if "note" in metrics:
-                typer.echo(f"{task}: {metrics['note']}")
+        show_metrics(screen(), {"table": found})

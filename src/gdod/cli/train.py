@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from gdod.training import TrainConfig
+    from gdod.training.ranks import Ranks
 
 WRONG_INPUT, NON_FINITE, SYSTEM = 2, 3, 4
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 wrong input, 3 a loss is not finite, 4 the system refused (disk full, ...), "
-    "130 stopped by Ctrl-C and 143 by a request to terminate, both after saving."
+    "6 another process of the run was lost, 130 stopped by Ctrl-C and 143 by a request to terminate, both after saving."
 )
 EXAMPLES = """
 Examples:
@@ -29,6 +33,8 @@ Examples:
   gdod train train.yaml --seed 1 --set optimizer.lr=0.0005
 
   gdod train --resume --out runs/clicks
+
+  gdod train --data clicks.csv --schema clicks.yaml --nproc 4
 """
 
 Config = Annotated[Path | None, typer.Argument(help="A YAML or TOML file with settings; options win over it.")]
@@ -70,6 +76,7 @@ def train(
     set_: Annotated[
         Pairs, typer.Option("--set", metavar="PATH=VALUE", help="Any setting, e.g. stopping.least=0.001.")
     ] = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes of this machine that train together.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default one below runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check the settings, and print them all.")] = False,
@@ -112,59 +119,101 @@ def train(
         options |= pairs(method_option, "--method-option", "method.options.")
         options |= pairs(task_weight, "--task-weight", "task_weights.")
         options |= pairs(set_, "--set")
-        _train(config, options, out, resume=resume, check_only=check, as_json=as_json, quiet=quiet)
+        _train(config, options, out, nproc, resume=resume, check_only=check, as_json=as_json, quiet=quiet)
 
 
 def _train(
     file: Path | None,
     options: dict[str, Any],
     out: Path | None,
+    nproc: int | None,
     *,
     resume: bool,
     check_only: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from rich.console import Console
+    from gdod.training import check, name_of
+    from gdod.training.processes import check_nproc, joined, surroundings
 
-    from gdod.training import Shown, Silent, check, name_of, train
-
+    place = surroundings()
+    check_nproc(nproc, place)
     config = _config(file, options, out, resume)
     if check_only:
         check(config)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
         return
     folder = out or Path("runs") / name_of(config)
-    console = Console(stderr=as_json)
-    result = train(
-        config, folder, resume=resume, progress=Silent() if quiet else Shown(console), command=["gdod", *sys.argv[1:]]
-    )
+    if place is None and nproc is not None and nproc > 1:
+        check(config)  # what can be told here is told once
+        _start(nproc, folder)
+    with joined(place, config.device) as ranks, explained(silent=ranks.rank > 0):
+        _train_here(config, folder, ranks, resume=resume, as_json=as_json, quiet=quiet)
+
+
+def _start(nproc: int, folder: Path) -> None:
+    """This very command in several processes."""
+    from gdod.training import resume_command
+    from gdod.training.launch import launch
+
+    hint = f" What was saved last goes on with:\n  {resume_command(folder)} --nproc {nproc}"
+    raise typer.Exit(launch(nproc, ["-P", "-m", "gdod", *sys.argv[1:]], hint=hint))
+
+
+def _train_here(
+    config: "TrainConfig", folder: Path, ranks: "Ranks", *, resume: bool, as_json: bool, quiet: bool
+) -> None:
+    from gdod.training import Shown, Silent, train
+
+    console = screen(stderr=as_json)
+    progress = Silent() if quiet else Shown(console)
+    command = ["gdod", *sys.argv[1:]]
+    result = train(config, folder, resume=resume, progress=progress, command=command, ranks=ranks)
+    if ranks.rank > 0:
+        return
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **result}, indent=2))
     else:
-        console.print(table({part: result[part] for part in ("validation", "test") if result[part]}), "")
-        console.print(f"{folder}", highlight=False, markup=False, soft_wrap=True)
+        show_metrics(console, {part: result[part] for part in ("validation", "test") if result[part]})
+        console.print(f"\n{folder}", soft_wrap=True)
 
 
 def _config(file: Path | None, options: dict[str, Any], out: Path | None, resume: bool) -> "TrainConfig":
     from gdod.errors import InputError
-    from gdod.training import Folder, read_config
+    from gdod.training import Folder, check_config, read_config
+    from gdod.training.config import merged, nested
 
-    if resume and file is None and not options:
+    if resume and file is None and "data.source" not in options:
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with")
         if not Folder(out).is_run:
             raise InputError(
-                f"there is no run in {out} to go on with: it has no config.json; give the settings, too, to begin it"
+                f"there is no run in {out} to go on with: it was not begun, or ended before its config.json was "
+                "written. To begin it, give all its settings, too: the same command as before, with --resume"
             )
-        return Folder(out).read_config()
+        return check_config(merged(Folder(out).read_config().model_dump(mode="json"), nested(options)))
     if file is None and "data.source" not in options:
         raise InputError("no data is given; name it with --data, e.g. --data ads, or give a configuration file")
     return read_config(file, options)
 
 
-def table(parts: dict[str, dict[str, Any]]) -> Any:
-    """The metrics of all tasks on one or more parts of the data, as a table for the terminal."""
+def screen(*, stderr: bool = False) -> "Console":
+    """The terminal. Names of tasks, columns and files may have brackets, which are no markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False)
+
+
+def show_metrics(console: "Console", parts: dict[str, dict[str, Any]]) -> None:
+    """The metrics of all tasks on one or more parts of the data, and why some are not there."""
+    console.print(_table(parts))
+    for part, metrics in parts.items():
+        for task, one in metrics["tasks"].items():
+            if "note" in one:
+                console.print(f"{task}, {part}: {one['note']}", soft_wrap=True)
+
+
+def _table(parts: dict[str, dict[str, Any]]) -> "Table":
     from rich.table import Table
 
     found = Table("task", "part")
@@ -189,35 +238,24 @@ def _number(value: float | None) -> str:
 
 def pairs(given: Sequence[str] | None, option: str, prefix: str = "") -> dict[str, Any]:
     """`name=value` as settings; values as YAML has them: numbers, true, lists such as [64, 32]."""
-    import yaml
-
     from gdod.errors import InputError
+    from gdod.written import parse_value
 
     found = {}
     for pair in given or ():
         name, sign, value = pair.partition("=")
         if not sign or not name.strip():
             raise InputError(f"{option} {pair!r}; expected a name and a value, e.g. {option} name=3")
-        try:
-            # YAML takes 1e-3 for text.
-            found[prefix + name.strip()] = _float(value) if "e" in value.lower() else yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InputError(f"{option} {pair!r}: the value cannot be read: {error}") from error
+        found[prefix + name.strip()] = parse_value(value, f"{option} {pair!r}")
     return found
 
 
-def _float(value: str) -> Any:
-    import yaml
-
-    try:
-        return float(value)
-    except ValueError:
-        return yaml.safe_load(value)
-
-
 @contextmanager
-def explained() -> Iterator[None]:
-    """Errors as one line and an exit code, in place of a traceback. GDOD_TRACEBACK=1 brings that back."""
+def explained(*, silent: bool = False) -> Iterator[None]:
+    """Errors as one line and an exit code, in place of a traceback. GDOD_TRACEBACK=1 brings that back.
+
+    ``silent``: another rank says what there is to say.
+    """
     from gdod.errors import InputError
 
     if os.environ.get("GDOD_TRACEBACK"):
@@ -226,27 +264,34 @@ def explained() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        _fail(str(error), WRONG_INPUT)
+        _fail(str(error), WRONG_INPUT, silent)
     except KeyboardInterrupt:
-        _fail("stopped", 130)
+        _fail("stopped", 130, silent)
     except ImportError as error:
-        _fail(f"{error}. Install what is missing, e.g. with: pip install 'gdod[cli]'", WRONG_INPUT)
+        _fail(f"{error}. Install what is missing, e.g. with: pip install 'gdod[cli]'", WRONG_INPUT, silent)
     except OSError as error:
-        _fail(str(error), SYSTEM)
+        _fail(str(error), SYSTEM, silent)
     except Exception as error:
-        _fail_in_training(error)
+        _fail_in_training(error, silent)
 
 
-def _fail_in_training(error: Exception) -> None:
+def _fail_in_training(error: Exception, silent: bool) -> None:
     from gdod.training import Interrupted, NonFiniteError, resume_command
+    from gdod.training.launch import LOST
+    from gdod.training.processes import LAUNCHER
+    from gdod.training.ranks import is_about_others
 
     if isinstance(error, NonFiniteError):
-        _fail(str(error), NON_FINITE)
+        _fail(str(error), NON_FINITE, silent)
     if isinstance(error, Interrupted):
-        _fail(f"{error}. Go on with:\n  {resume_command(error.folder)}", error.exit_code)
+        several = f" --nproc {os.environ['WORLD_SIZE']}" if LAUNCHER in os.environ else ""
+        _fail(f"{error}. Go on with:\n  {resume_command(error.folder)}{several}", error.exit_code, silent)
+    if is_about_others(error):
+        _fail(f"{error}. What was saved last goes on with --resume", LOST, silent=LAUNCHER in os.environ)
     raise error
 
 
-def _fail(text: str, code: int) -> None:
-    typer.echo(f"gdod: {text}", err=True)
+def _fail(text: str, code: int, silent: bool = False) -> None:
+    if not silent:
+        typer.echo(f"gdod: {text}", err=True)
     raise typer.Exit(code)

@@ -35,7 +35,7 @@ from gdod.cli.compare import (
     run_options,
     stopping_told,
 )
-from gdod.cli.train import explained
+from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
     from gdod.experiments.search import Space
@@ -131,12 +131,10 @@ def _space(ranges: Pairs, grids: Pairs) -> "Space":
 
 
 def _tune(search: "Search", out: Path, jobs: int | None, *, as_json: bool, quiet: bool) -> None:
-    from rich.console import Console
-
     from gdod.experiments.tune import tune
     from gdod.experiments.watch import Shown, Silent
 
-    console = Console(stderr=as_json)
+    console = screen(stderr=as_json)
     with stopping_told():
         best = tune(
             search,

@@ -10,19 +10,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Plan, Planned
-from gdod.experiments.pool import Ended, Job, cores, run_jobs
+from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.watch import Silent
 from gdod.report import Study, load_studies, write_report
 from gdod.training.evaluation import check_monitor
 from gdod.training.files import check_writable, make_folder, read_json, write_json
-from gdod.training.job import check_folder
-from gdod.training.run import Folder, versions
+from gdod.training.job import differences
+from gdod.training.run import Folder, decay_note, versions
 
 if TYPE_CHECKING:
     from gdod.data import Dataset
+    from gdod.experiments.worker import Worker
     from gdod.training.config import TrainConfig
 
 
@@ -53,6 +56,8 @@ def compare(
     out: str | Path,
     *,
     processes: int | None = None,
+    nproc: int = 1,
+    worker: "Worker | None" = None,
     watch: Silent | None = None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
@@ -62,23 +67,30 @@ def compare(
         plan: what to run, e.g. from `read_plan`.
         out: the folder of the comparison. Finished runs in it are kept, others go on where they were.
         processes: how many runs at a time; None: as many as there are cores, or GPUs.
+        nproc: how many processes train a run together.
+        worker: rank 0 of processes that were started already, which then make the runs one after the other.
         watch: is told how far the runs are.
         command: what the runs say that they were started with.
     """
     folder, watch = Path(out), watch or Silent()
-    _check_place(folder)
+    check_place(folder, "comparison.json", "runs")
     runs = {run.name: _in_its_folder(run, _place(folder, run)) for run in plan.runs}
     make_folder(folder / "runs")
     with locked(folder, watch.say) as handles, watch:
         dataset = prepare_data(plan.config)
         check_tasks(plan.config, dataset)
         _describe(plan, dataset, folder)
-        processes, threads = share_cores(processes, len(runs), plan.config.threads)
+        processes, threads = share_cores(processes, len(runs), plan.config.threads, nproc)
+        if worker is not None:  # who started the ranks has shared out the cores
+            threads = plan.config.threads or torch.get_num_threads()
         todo = [
             Job(name, place.path, with_threads(config, threads))
             for name, (place, config) in runs.items()
             if not place.is_finished
         ]
+        for said in dict.fromkeys(decay_note(job.config) for job in todo):
+            if said is not None:
+                watch.say(said)
         watch.begin(len(runs), len(runs) - len(todo))
         failed: dict[str, str] = {}
 
@@ -86,17 +98,30 @@ def compare(
             if ended.message is not None:
                 failed[ended.job.name] = ended.message
 
-        run_jobs(iter(todo), processes, threads=threads, watch=watch, on_end=note, command=command, keep_open=handles)
-    return _written(plan, folder, failed)
+        if worker is not None:
+            run_together(iter(todo), worker, watch=watch, on_end=note, command=command)
+        else:
+            run_jobs(
+                iter(todo),
+                processes,
+                threads=threads,
+                nproc=nproc,
+                device=plan.config.device,
+                watch=watch,
+                on_end=note,
+                command=command,
+                keep_open=handles,
+            )
+    return _written(folder, failed)
 
 
-def share_cores(processes: int | None, runs: int, threads: int | None) -> tuple[int, int]:
-    """How many processes, and how many threads each of them has."""
+def share_cores(processes: int | None, runs: int, threads: int | None, nproc: int = 1) -> tuple[int, int]:
+    """How many runs at a time, and how many threads each of their ``nproc`` processes has."""
     if processes is not None and processes < 1:
         raise InputError(f"jobs={processes}; expected at least 1")
-    processes = processes or _default_processes()
+    processes = processes or _default_processes() // nproc
     processes = max(1, min(processes, runs))
-    return processes, threads or max(1, cores() // processes)
+    return processes, threads or max(1, cores() // (processes * nproc))
 
 
 def prepare_data(config: "TrainConfig") -> "Dataset":
@@ -127,25 +152,34 @@ def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
 
     A run keeps its number of threads: with another one it would round in another way.
     """
-    if place.is_run:
-        stored = place.read_config()
-        if config.threads is None:
-            config = config.model_copy(update={"threads": stored.threads})
-        check_folder(config, place, resume=True)
+    if not place.is_run:
+        return config
+    stored = place.read_config()
+    if config.threads is None:
+        config = config.model_copy(update={"threads": stored.threads})
+    if found := differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
+        raise InputError(
+            f"the run in {place.path} was made with other settings: {'; '.join(found)}. Give the settings it has, "
+            "or choose another folder with --out"
+        )
     return config
 
 
 def _default_processes() -> int:
-    import torch
-
     return torch.cuda.device_count() or cores()
 
 
-def _check_place(folder: Path) -> None:
+def check_place(folder: Path, description: str, runs: str) -> None:
+    """A folder that is not there yet, or empty, or one that was begun: with the file that says for what."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; expected a folder, or a name for a new one")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "runs").is_dir():
-        raise InputError(f"the folder {folder} holds other files; choose a new one with --out")
+    if folder.is_dir() and not (folder / description).exists():
+        # Of a command that was killed as it began there is a lock, and an empty folder for the runs.
+        there = [one for one in folder.iterdir() if one.name != ".lock" and one.suffix != ".part"]
+        if any(one.name != runs or not one.is_dir() or any(one.iterdir()) for one in there):
+            raise InputError(
+                f"the folder {folder} holds other files, and no {description}; choose a new one with --out"
+            )
     check_writable(folder)
 
 
@@ -175,19 +209,7 @@ def _describe(plan: Plan, dataset: "Dataset", folder: Path) -> None:
     write_json(path, content)
 
 
-def _written(plan: Plan, folder: Path, failed: dict[str, str]) -> Outcome:
-    baseline = _baseline_name(plan, folder)
-    found = load_studies([folder], baseline=baseline)
-    outcome = Outcome(folder, found[0], failed)
-    write_report([folder], outcome.report, markdown=outcome.markdown, csv=outcome.csv, baseline=baseline)
+def _written(folder: Path, failed: dict[str, str]) -> Outcome:
+    outcome = Outcome(folder, load_studies([folder])[0], failed)
+    write_report([folder], outcome.report, markdown=outcome.markdown, csv=outcome.csv)
     return outcome
-
-
-def _baseline_name(plan: Plan, folder: Path) -> str | None:
-    """What the report calls the baseline: it names a method with the options in which it differs from others."""
-    names = {run.name for run in plan.runs if run.method == plan.baseline and run.model in plan.models}
-    for study in load_studies([folder]):
-        for setting in study.settings:
-            if any(run.name in names for run in setting.runs):
-                return setting.method
-    return None

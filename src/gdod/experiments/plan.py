@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gdod.errors import InputError
-from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
+from gdod.methods.checks import nearest
+from gdod.training.config import Settings, TrainConfig, check_config, contained, inside, merged, nested, read_settings
 from gdod.training.job import absolute, check
+from gdod.written import parse_value
 
 PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
 """The methods that the GDOD paper compares."""
@@ -92,7 +92,8 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     {name, options}), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
-    tuned = [file.parent / one for one in _texts("tuned", settings.pop("tuned", []))] if file is not None else []
+    listed = _texts("tuned", settings.pop("tuned", []))
+    tuned = [] if file is None else [contained(one, file.parent, "tuned", "tuned") for one in listed]
     given = nested(options or {})
     tuned = [Path(one) for one in _texts("tuned", given.pop("tuned", []))] or tuned
     for plural, singular in _SINGULAR.items():
@@ -145,18 +146,8 @@ def read_spec(given: object, what: str) -> Spec:
         option, sign, value = pair.partition("=")
         if not sign or not option.strip() or not value.strip():
             raise InputError(f"{what}: {given!r}; expected options as name=value, e.g. 'cagrad:c=0.3,rescale=1'")
-        options[option.strip()] = read_value(value)
+        options[option.strip()] = parse_value(value, f"{what}: {given!r}")
     return Spec(name, options)
-
-
-def read_value(text: str) -> Any:
-    """A value as YAML has it; 1e-3 is a number, too."""
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"the value {text!r} cannot be read: {error}") from error
-    number = isinstance(found, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", found, re.IGNORECASE)
-    return float(found) if number else found
 
 
 def _specs(rest: Settings, what: str, default: Iterable[str]) -> tuple[Spec, ...]:
@@ -209,8 +200,9 @@ def _baseline(given: object, methods: Sequence[Spec]) -> Spec:
     wanted = read_spec(given, "baseline")
     found = [spec for spec in methods if wanted in (spec, Spec(spec.name))]
     if len(found) != 1:
-        known = ", ".join(repr(spec.label) for spec in methods)
-        raise InputError(f"baseline={given!r} is {'several' if found else 'none'} of the methods: {known}")
+        labels = [spec.label for spec in methods]
+        said, hint = ("several", "; name one with its options") if found else ("none", nearest(wanted.label, labels))
+        raise InputError(f"baseline={given!r} is {said} of the methods: {', '.join(map(repr, labels))}{hint}")
     return found[0]
 
 

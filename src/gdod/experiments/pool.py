@@ -1,7 +1,7 @@
 """Runs in parallel: a few processes, each of which trains one run after the other.
 
 A process stays for many runs, since loading torch takes longer than many a run of a comparison does. One
-that dies takes only its run with it.
+that dies takes only its run with it. In its place there may be several that train each run together.
 """
 
 import json
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,11 +22,13 @@ from gdod.training.files import make_folder, write_json
 from gdod.training.run import Folder
 
 if TYPE_CHECKING:
+    from gdod.experiments.worker import Worker
     from gdod.training.config import TrainConfig
 
 Json = dict[str, Any]
 
 _GRACE = 60.0  # seconds that a process has to save its run
+_LAUNCHERS = 10  # seconds that one with several ranks has to end them after that
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def run_jobs(
     processes: int,
     *,
     threads: int,
+    nproc: int = 1,
+    device: str = "auto",
     watch: Watch,
     on_end: Callable[[Ended], None] | None = None,
     command: Sequence[str] | None = None,
@@ -77,13 +82,15 @@ def run_jobs(
 
     Args:
         threads: of torch, in each process.
+        nproc: in place of each process, so many that train a run together.
+        device: of the runs.
         on_end: is called after every run, before the next job is asked for.
         command: what the runs' `about.json` say that they were started with.
         keep_open: file descriptors that the processes hold as long as they live.
 
     Ctrl-C: every run that is going on saves first, then KeyboardInterrupt goes on.
     """
-    crew = _Crew(processes, threads, tuple(keep_open))
+    crew = _Crew(processes, threads, nproc, device, tuple(keep_open))
     try:
         while True:
             while (hand := crew.free()) is not None and (job := next(jobs, None)) is not None:
@@ -105,11 +112,42 @@ def run_jobs(
         crew.dismiss()
 
 
+def run_together(
+    jobs: Iterator[Job],
+    worker: "Worker",
+    *,
+    watch: Watch,
+    on_end: Callable[[Ended], None],
+    command: Sequence[str] | None = None,
+) -> None:
+    """Makes the runs one after the other in this process and those of the other ranks, which follow."""
+    for job in jobs:
+        event = worker.work(_order(job, command), partial(watch.told, job))
+        watch.told(job, event)
+        if event["kind"] == "interrupted":
+            raise KeyboardInterrupt
+        failed = event["kind"] == "failed"
+        ended = Ended(job, None, event["message"], event["traceback"]) if failed else Ended(job, event["result"])
+        if failed:
+            _note_failure(ended)
+        on_end(ended)
+        watch.ended(ended)
+
+
+def _order(job: Job, command: Sequence[str] | None) -> Json:
+    return {
+        "folder": str(job.folder),
+        "config": job.config.model_dump(mode="json"),
+        "test": job.test,
+        "command": None if command is None else list(command),
+    }
+
+
 class _Crew:
     """The processes."""
 
-    def __init__(self, size: int, threads: int, keep_open: tuple[int, ...]) -> None:
-        self.size, self.threads, self.keep_open = size, threads, keep_open
+    def __init__(self, size: int, threads: int, nproc: int, device: str, keep_open: tuple[int, ...]) -> None:
+        self.size, self.threads, self.nproc, self.device, self.keep_open = size, threads, nproc, device, keep_open
         self.hands: list[_Hand] = []
         self.events: SimpleQueue[tuple[_Hand, Json]] = SimpleQueue()
 
@@ -143,21 +181,21 @@ class _Crew:
 
 
 class _Hand:
-    """One process, and the run it is at."""
+    """One process, or several ranks with one above them, and the run it is at."""
 
     def __init__(self, place: int, crew: _Crew) -> None:
-        self.place = place
+        self.place, self.nproc = place, crew.nproc
         self.job: Job | None = None
         self.gone = False
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `kill`)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gdod.experiments.worker"],
+            [sys.executable, *_launcher(crew.nproc), "-m", "gdod.experiments.worker", crew.device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
             encoding="utf-8",
-            env=_environment(crew.threads, place),
+            env=_environment(crew.threads, place, crew.nproc),
             pass_fds=crew.keep_open,
             start_new_session=True,  # Ctrl-C reaches us alone, and we tell the processes
         )
@@ -173,15 +211,9 @@ class _Hand:
 
     def give(self, job: Job, command: Sequence[str] | None) -> None:
         self.job = job
-        order = {
-            "folder": str(job.folder),
-            "config": job.config.model_dump(mode="json"),
-            "test": job.test,
-            "command": None if command is None else list(command),
-        }
         assert self.process.stdin is not None
         with suppress(OSError):  # it has died, and `_listen` says so
-            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.write(json.dumps(_order(job, command)) + "\n")
             self.process.stdin.flush()
 
     def take(self, event: Json) -> Ended | None:
@@ -198,14 +230,14 @@ class _Hand:
                 self.close()  # what it left behind is not known
             return Ended(job, None, event["message"], event["traceback"])
         self.close()
-        return Ended(job, None, self._last_words())
-
-    def _last_words(self) -> str:
         code = self.process.poll()
         self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        words = self.errors.read().decode(errors="replace").strip()
+        last = words.splitlines()[-1] if words else ""
+        if last.startswith("gdod: rank "):  # one of several ranks, and the process above them says which
+            return Ended(job, None, last.removeprefix("gdod: "), words)
         how = "was stopped" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-        return f"its process {how}{': ' + lines[-1] if lines else ''}"
+        return Ended(job, None, f"its process {how}{': ' + last if last else ''}", words or None)
 
     def close(self) -> None:
         self.gone = True
@@ -218,6 +250,9 @@ class _Hand:
             self.process.wait(seconds)
 
     def kill(self) -> None:
+        if self.nproc > 1 and self.process.poll() is None:
+            self.process.terminate()  # it ends its ranks
+            self.wait(3 * _LAUNCHERS)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -227,12 +262,18 @@ class _Hand:
         self.errors.close()
 
 
-def _environment(threads: int, place: int) -> dict[str, str]:
+def _launcher(nproc: int) -> list[str]:
+    return [] if nproc == 1 else ["-m", "gdod.training.launch", str(nproc)]
+
+
+def _environment(threads: int, place: int, nproc: int) -> dict[str, str]:
     """One share of the cores for each process; of several GPUs, each takes its turn."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
     environment = {**os.environ, **dict.fromkeys(names, str(threads))}
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and (gpus := _gpus()) > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = str(place % gpus)
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_LAUNCHERS)
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and (gpus := _gpus()) > nproc:
+        own = [str((place * nproc + rank) % gpus) for rank in range(nproc)]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return environment
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdod.errors import InputError
-from gdod.experiments.plan import read_value
+from gdod.written import parse_value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -57,8 +57,10 @@ _NOT_SEARCHED = ("data", "seed", "stopping", "threads", "device", "task_weights"
 def declared(method: str) -> Space:
     """The grid that the method's class declares, if it does."""
     from gdod.methods import METHODS
+    from gdod.methods.checks import check_choice
 
-    grid: Mapping[str, Any] = getattr(METHODS.get(method), "GRID", {})
+    check_choice("method", method, METHODS)
+    grid: Mapping[str, Any] = getattr(METHODS[method], "GRID", {})
     return {f"method.options.{name}": Grid(tuple(values)) for name, values in grid.items()}
 
 
@@ -68,7 +70,7 @@ def read_range(text: str) -> tuple[str, Range]:
     found = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*(\S+?)\s*(:log)?\s*", ends)
     if not sign or found is None:
         raise InputError(f"--range {text!r}; expected e.g. --range optimizer.lr=1e-4..1e-2:log")
-    low, high = read_value(found[1]), read_value(found[2])
+    low, high = parse_value(found[1]), parse_value(found[2])
     return path.strip(), _range(path, low, high, found[3] is not None)
 
 
@@ -77,7 +79,7 @@ def read_grid(text: str) -> tuple[str, Grid]:
     path, sign, values = text.partition("=")
     if not sign:
         raise InputError(f"--grid {text!r}; expected e.g. --grid batch=[128,256]")
-    return path.strip(), _grid(path, read_value(values))
+    return path.strip(), _grid(path, parse_value(values))
 
 
 def read_space(given: object) -> Space:
@@ -89,7 +91,7 @@ def read_space(given: object) -> Space:
         if isinstance(one, Mapping):
             if set(one) - {"low", "high", "log"} or not {"low", "high"} <= set(one):
                 raise InputError(f"search.{path}={one!r}; expected {{low: ..., high: ..., log: true or false}}")
-            low, high = (read_value(str(one[end])) for end in ("low", "high"))
+            low, high = (parse_value(str(one[end])) for end in ("low", "high"))
             space[str(path)] = _range(str(path), low, high, one.get("log", False) is True)
         else:
             space[str(path)] = _grid(str(path), one)
@@ -124,5 +126,5 @@ def _grid(path: str, values: object) -> Grid:
     for value in values:
         if not isinstance(value, bool | int | float | str):
             raise InputError(f"the values of {path} hold {value!r}; expected numbers, words, or true and false")
-    found = tuple(read_value(value) if isinstance(value, str) else value for value in values)
+    found = tuple(parse_value(value) if isinstance(value, str) else value for value in values)
     return Grid(tuple(dict.fromkeys(found)))

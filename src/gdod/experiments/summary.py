@@ -25,7 +25,7 @@ def overview_table(study: Study) -> "Table":
     shown.add_column("method", overflow="fold")
     titles = [study.headline_title, f"− {study.baseline}", "p", "rank", *(["Δm %"] if any(gains) else []), "time"]
     for title in titles:
-        shown.add_column(title, justify="right", no_wrap=True)
+        shown.add_column(Text(title), justify="right", no_wrap=True)
     for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
         if len(study.models) > 1 and (place == 0 or study.settings[place - 1].model != setting.model):
             shown.add_section()

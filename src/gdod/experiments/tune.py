@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gdod.errors import InputError
-from gdod.experiments.compare import check_tasks, continued, prepare_data, share_cores, with_threads
+from gdod.experiments.compare import check_place, check_tasks, continued, prepare_data, share_cores, with_threads
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
@@ -23,8 +23,8 @@ from gdod.experiments.search import Grid, Space, check_space, declared, read_spa
 from gdod.experiments.watch import Silent
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import goodness
-from gdod.training.files import check_writable, make_folder, read_json, write, write_json
-from gdod.training.job import absolute, check
+from gdod.training.files import make_folder, read_json, write, write_json
+from gdod.training.job import absolute, check, differences
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
 
@@ -44,6 +44,8 @@ class Search:
     space: Space
     seeds: tuple[int, ...]
     trials: int
+    wanted: int | None = None
+    """How many trials were asked for; a grid has no more than its points."""
 
     def config(self, found: Mapping[str, Any], seed: int) -> TrainConfig:
         return absolute(check_config(merged(self.settings, nested({**found, "seed": seed}))))
@@ -127,7 +129,8 @@ def read_search(
         raise InputError(f"trials={wanted!r}; expected a whole number of at least 1")
     search = Search(settings, spaces, seeds, wanted or 0)
     points = search.points() if search.is_grid else []
-    search = Search(settings, spaces, seeds, min(wanted or len(points), len(points)) if points else wanted or TRIALS)
+    trials = min(wanted or len(points), len(points)) if points else wanted or TRIALS
+    search = Search(settings, spaces, seeds, trials, wanted)
     _check_ends(search)
     return search
 
@@ -142,9 +145,7 @@ def tune(
 ) -> Best:
     """Makes the trials that are not finished yet and writes `best.yaml`. Arguments as for `compare`."""
     folder, watch = Path(out), watch or Silent()
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "trials").is_dir())):
-        raise InputError(f"{folder} holds something else; choose a new folder with --out")
-    check_writable(folder)
+    check_place(folder, "tuning.json", "trials")
     _check_same(search, folder)
     make_folder(folder / "trials")
     with locked(folder, watch.say) as handles, watch:
@@ -154,6 +155,8 @@ def tune(
         if not len(dataset.validation):
             raise InputError(f"{dataset.name} has no validation part, by which settings are chosen; change its split")
         _describe(search, folder, dataset.fingerprint)
+        if search.wanted is not None and search.wanted > search.trials:
+            watch.say(f"the grid has {search.trials} points: {search.trials} trials, not {search.wanted}")
         trials = _Trials(search, folder, processes)
         watch.begin(trials.total, trials.finished)
         run_jobs(
@@ -287,9 +290,11 @@ def _check_same(search: Search, folder: Path) -> None:
     if not path.exists():
         return
     before, now = read_json(path, "what a search was asked for"), search.to_json()
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise InputError(f"the search in {folder} has other {name}; choose another folder with --out")
+    if found := differences({name: before.get(name) for name in now}, now):
+        raise InputError(
+            f"the search in {folder} was made with other settings: {'; '.join(found)}. Give the settings it has, "
+            "or choose another folder with --out"
+        )
 
 
 def _describe(search: Search, folder: Path, fingerprint: str) -> None:

@@ -62,10 +62,10 @@ class Shown(Silent):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # names of runs may have brackets
             BarColumn(bar_width=20),
             TaskProgressColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             console=self.console,
             transient=True,
         )

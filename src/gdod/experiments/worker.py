@@ -3,6 +3,8 @@
 `gdod.experiments.pool` starts it as `python -m gdod.experiments.worker`. Every line in either direction is
 one JSON object. When the standard input ends, because the other side closed it or was killed, the run
 that is going on is saved and the process ends.
+
+Started as several ranks, it is rank 0 that takes runs and tells; all train them together.
 """
 
 import json
@@ -11,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,26 +25,28 @@ from gdod.errors import InputError
 
 if TYPE_CHECKING:
     from gdod.data import Dataset, Minibatch
-    from gdod.training import TrainConfig
+    from gdod.training import Folder, TrainConfig
+    from gdod.training.ranks import Ranks
 
 Json = dict[str, Any]
+Tell = Callable[[Json], None]
 
 
-class Worker:
+class Desk:
+    """Where orders come in and events go out: the other side of the pipes."""
+
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.orders: SimpleQueue[Json | None] = SimpleQueue()
         self.busy, self.over = threading.Event(), threading.Event()
-        self.data: tuple[str, Dataset] | None = None
-        """The data of the last run: that of the next is the same as a rule."""
 
-    def serve(self) -> None:
+    def serve(self, worker: "Worker") -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         while (order := self.orders.get()) is not None:
             self.busy.set()
             if self.over.is_set():
-                return
-            event = self._work(order)
+                break
+            event = worker.work(order, self.tell)
             self.busy.clear()  # before the other side knows, and may have us end
             self.tell(event)
 
@@ -59,32 +63,59 @@ class Worker:
         if self.busy.is_set():
             os.kill(os.getpid(), signal.SIGTERM)  # training saves first; anything else ends at once
 
-    def _work(self, order: Json) -> Json:
+
+class Worker:
+    """Trains runs, alone or together with other ranks."""
+
+    def __init__(self, ranks: "Ranks") -> None:
+        self.ranks = ranks
+        self.data: tuple[str, Dataset] | None = None
+        """The data of the last run: that of the next is the same as a rule."""
+
+    def work(self, order: Json, tell: Tell) -> Json:
+        """On rank 0: has all ranks make a run; how it ended."""
+        return self._made(self.ranks.first(lambda: order, wait=True), tell)
+
+    def follow(self) -> None:
+        """On other ranks: makes the runs that rank 0 does, until it is over."""
+        while (order := self.ranks.first(lambda: None, wait=True)) is not None:
+            self._made(order, lambda event: None)
+
+    def dismiss(self) -> None:
+        """On rank 0: it is over."""
+        self.ranks.first(lambda: None, wait=True)
+
+    def _made(self, order: Json, tell: Tell) -> Json:
         from gdod.training import Interrupted, NonFiniteError
 
         try:
-            return {"kind": "finished", "result": self._train(order)}
-        except Interrupted:
-            return {"kind": "interrupted"}
+            return {"kind": "finished", "result": self._train(order, tell)}
+        except Interrupted as stop:
+            return {"kind": "interrupted", "exit_code": stop.exit_code}
         except (InputError, NonFiniteError) as error:
             return {"kind": "failed", "message": str(error), "traceback": None}
         except Exception as error:
+            if self.ranks.size > 1:
+                raise  # the other ranks wait for this one, who knows where: they end with it
             message = f"{type(error).__name__}: {error}"
             return {"kind": "failed", "message": message, "traceback": traceback.format_exc()}
 
-    def _train(self, order: Json) -> Json:
+    def _train(self, order: Json, tell: Tell) -> Json:
         from gdod.training import Folder, check_config, train
 
         config, folder = check_config(order["config"]), Folder(Path(order["folder"]))
-        if not folder.is_run:
-            # It was killed before it had begun, or failed then.
-            rmtree(folder.path, ignore_errors=True)
-        (folder.path / "error.json").unlink(missing_ok=True)
+        self.ranks.first(lambda: _clear(folder))
         dataset = self._load(config)
         if not order["test"]:
             dataset = replace(dataset, test=Nothing())
         return train(
-            config, folder.path, dataset=dataset, resume=True, progress=Told(self), command=order.get("command")
+            config,
+            folder.path,
+            dataset=dataset,
+            resume=True,
+            progress=Told(tell),
+            command=order.get("command"),
+            ranks=self.ranks,
         )
 
     def _load(self, config: "TrainConfig") -> "Dataset":
@@ -93,8 +124,15 @@ class Worker:
         key = config.data.model_dump_json()
         if self.data is None or self.data[0] != key:
             self.data = None  # not both at once in memory
-            self.data = key, load_data(config)
+            self.data = key, self.ranks.in_turns(lambda: load_data(config))
         return self.data[1]
+
+
+def _clear(folder: "Folder") -> None:
+    """Takes away what a run left that failed, or was killed before it had begun."""
+    if not folder.is_run:
+        rmtree(folder.path, ignore_errors=True)
+    (folder.path / "error.json").unlink(missing_ok=True)
 
 
 class Nothing:
@@ -115,29 +153,38 @@ class Nothing:
 class Told:
     """Progress of a run, told to the other side."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
 
     def start(self, steps: int, done: int) -> None:
-        self.worker.tell({"kind": "started", "steps": steps, "done": done, "process": os.getpid()})
+        self.tell({"kind": "started", "steps": steps, "done": done, "process": os.getpid()})
 
     def trained(self, step: int, loss: float) -> None:
-        self.worker.tell({"kind": "trained", "step": step, "loss": loss})
+        self.tell({"kind": "trained", "step": step, "loss": loss})
 
     def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
-        self.worker.tell({"kind": "evaluated", "step": step, "mean_auc": metrics["mean_auc"]})
+        self.tell({"kind": "evaluated", "step": step, "mean_auc": metrics["mean_auc"]})
 
     def say(self, text: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-def main() -> None:
+def main(device: str) -> None:
+    """``device``: of all runs; it decides how ranks talk to each other."""
+    from gdod.training.processes import LAUNCHER, joined, surroundings
+
     # Whatever a library prints must not come between the lines.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    Worker(out).serve()
+    with joined(surroundings() if LAUNCHER in os.environ else None, device) as ranks:
+        worker = Worker(ranks)
+        if ranks.rank > 0:
+            worker.follow()
+            return
+        Desk(out).serve(worker)
+        worker.dismiss()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

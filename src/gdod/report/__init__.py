@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gdod.errors import InputError
+from gdod.methods.checks import nearest
 from gdod.report.page import page
 from gdod.report.runs import Collection, Run, collect, read_run
-from gdod.report.study import Setting, Study, studies
+from gdod.report.study import Setting, Study, of_method, studies
 from gdod.report.tables import Cell, Column, Table, result_tables, run_table, to_csv, to_markdown
 
 
@@ -46,9 +47,12 @@ def write_report(
 def load_studies(paths: Sequence[Path], *, baseline: str | None = None) -> tuple[Study, ...]:
     """The runs in these folders, put together by data set."""
     found = studies(collect([Path(path) for path in paths]), baseline)
-    methods = {setting.method for study in found for setting in study.settings}
-    if baseline is not None and baseline not in methods:
-        raise InputError(f"baseline={baseline!r} is not among the methods that were run: {', '.join(sorted(methods))}")
+    if baseline is not None and not any(of_method(study.settings, baseline) for study in found):
+        methods = sorted({setting.method for study in found for setting in study.settings})
+        raise InputError(
+            f"baseline={baseline!r} is not among the methods that were run: {', '.join(methods)}"
+            f"{nearest(baseline, methods)}"
+        )
     return found
 
 

@@ -88,7 +88,8 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
 
 
 def conflict_chapters(study: Study, model: str) -> list[Chapter]:
-    settings = [setting for setting in study.settings if setting.model == model]
+    # Single-task models share no parameters that tasks could fight over.
+    settings = [setting for setting in study.settings if setting.model == model and not setting.is_single_task]
     over_time = [
         _figure("mean cosine between task gradients", _curves(settings, _mean_cosines), "cosine"),
         _figure("share of gradient energy kept", _curves(settings, partial(_kept, name="energy_kept")), "share"),
@@ -120,8 +121,8 @@ def calibration_chapter(study: Study, model: str) -> Chapter | None:
 
 
 def conflict_of(setting: Setting, tasks: int) -> list[list[float | None]] | None:
-    """Mean cosines between the tasks' gradients over training."""
-    return _pair_cosines(setting, tasks)
+    """Mean cosines between the tasks' gradients over training; None if they share no parameters."""
+    return None if setting.is_single_task else _pair_cosines(setting, tasks)
 
 
 def _in_twos(items: Sequence[object]) -> bool:

@@ -133,7 +133,8 @@ def _study(study: Study, place: int, many: bool) -> str:
 
 _ABSENT = {
     "curves": "No evaluation and no training loss was recorded.",
-    "conflict": "No cosines were recorded: the runs were made with conflict_every = 0, or their methods need none.",
+    "conflict": "No cosines were recorded: the runs were made with conflict_every = 0, their methods need none, or "
+    "their models share no parameters.",
     "calibration": "No finished run has a binary task with calibration.",
 }
 
@@ -227,7 +228,7 @@ def _against(study: Study) -> str:
 def _conflict_card(study: Study) -> str | None:
     """The pair of tasks that conflicts most under the baseline."""
     names = [name for name, _ in study.tasks]
-    order: list[Setting] = sorted(study.settings, key=lambda setting: setting.method != study.baseline)
+    order: list[Setting] = sorted(study.settings, key=lambda setting: setting not in study.bases)
     for setting in order:
         matrix = conflict_of(setting, len(names))
         pairs = [
@@ -284,9 +285,9 @@ def _reached(run: Run) -> str:
 
 def _table(table: Table, study: Study, *, pinned: bool = False) -> str:
     head = "".join(_heading(column) for column in table.columns)
-    rows = []
+    rows, bases = [], {base.method for base in study.bases}
     for row in table.rows:
-        base = any(cell.style is not None and cell.text == study.baseline for cell in row)
+        base = any(cell.style is not None and cell.text in bases for cell in row)
         cells = "".join(_cell(cell, column) for cell, column in zip(row, table.columns, strict=True))
         rows.append(f'<tr class="base">{cells}</tr>' if base else f"<tr>{cells}</tr>")
     caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""

@@ -31,6 +31,8 @@ class Run:
     evaluations: tuple[Json, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     """What was wrong with its files."""
+    asked: Json = field(default_factory=dict, repr=False)
+    """What the comparison asks for that it belongs to."""
 
     @property
     def name(self) -> str:
@@ -87,16 +89,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs found, and what comparisons asked for."""
+    """All runs found, and those that comparisons ask for."""
 
     runs: tuple[Run, ...]
-    asked: tuple[Json, ...]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
     """The runs in the given folders: a run, a comparison, or a folder of any of them."""
     runs: dict[Path, Run] = {}
-    asked = []
+    asked: dict[Path, Json] = {}
     for path in paths:
         if not path.is_dir():
             raise InputError(f"{path} is not a folder; expected a run, a comparison, or a folder of them")
@@ -107,16 +108,16 @@ def collect(paths: Sequence[Path]) -> Collection:
                 "`gdod train` or `gdod compare` wrote"
             )
         for folder in comparisons:
-            comparison = read_json(folder / "comparison.json")[0] or {}
-            asked.append(comparison)
+            comparison = asked[folder.resolve()] = read_json(folder / "comparison.json")[0] or {}
             for run in _asked_runs(comparison, folder):
                 runs.setdefault(run.path.resolve(), run)
         for folder in folders:
-            run = read_run(folder)
-            runs[folder.resolve()] = _named(run, runs.get(folder.resolve()))
+            place = folder.resolve()
+            run = replace(read_run(folder), asked=asked.get(place.parent.parent, {}))
+            runs[place] = _named(run, runs.get(place))
     if not runs:
         raise InputError("there is no run to report; give at least one folder")
-    return Collection(tuple(runs.values()), tuple(asked))
+    return Collection(tuple(runs.values()))
 
 
 def read_run(path: Path) -> Run:
@@ -188,7 +189,7 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
                 if isinstance(data, str):
                     about["data"] = {"name": data}
                 path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
-                yield Run(path, "not started", "has no folder yet", about=about)
+                yield Run(path, "not started", "has no folder yet", about=about, asked=comparison)
 
 
 def _named(run: Run, asked: Run | None) -> Run:
@@ -261,5 +262,6 @@ def _records(path: Path) -> tuple[list[Json], int]:
 
 
 def _by_step(records: Iterable[Json]) -> tuple[Json, ...]:
-    """In the order of steps; of a step that was repeated after an interruption, the last record."""
-    return tuple(record for _, record in sorted({record["step"]: record for record in records}.items()))
+    """In the order of steps; of a step that was repeated after an interruption, the last record (of each part)."""
+    last = {(record["step"], str(record.get("part"))): record for record in records}
+    return tuple(last[key] for key in sorted(last))

@@ -4,11 +4,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from gdod.errors import InputError
 from gdod.experiments.statistics import (
     Difference,
     Summary,
@@ -18,6 +20,7 @@ from gdod.experiments.statistics import (
     paired_difference,
     summarise,
 )
+from gdod.methods import METHODS
 from gdod.report.runs import Asked, Collection, Json, Run, asked_for, part
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
@@ -38,6 +41,7 @@ _NO_MATTER = {
     "log_every",
     "conflict_every",
     "evaluation_batch",
+    "test_curve",
 }
 
 
@@ -47,7 +51,8 @@ class Setting:
 
     model: str
     method: str
-    """Both with the options in which they differ from others of the same name."""
+    """Both with the options in which they differ from others of the same name, a method also with those that are
+    not its defaults."""
     runs: tuple[Run, ...]
     style: int = 0
     """Number of its colour, dash and marker: the same for the same method in every model."""
@@ -91,13 +96,18 @@ class Study:
     tasks: tuple[tuple[str, str], ...]
     settings: tuple[Setting, ...]
     runs: tuple[Run, ...]
-    baseline: str
-    """The method that others are compared with, in the same model."""
-    asked: Json = field(default_factory=dict)
+    bases: tuple[Setting, ...]
+    """The method that others are compared with: in each model, and in each group of runs with other settings."""
 
     @property
     def name(self) -> str:
         return str(self.data.get("name", "unknown data"))
+
+    @property
+    def baseline(self) -> str:
+        """What `bases` are called: with the settings in which they differ left out."""
+        labels = {base.method for base in self.bases}
+        return labels.pop() if len(labels) == 1 else self.bases[0].runs[0].method
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -148,12 +158,16 @@ class Study:
             if value is not None
         }
 
+    def base_of(self, setting: Setting) -> Setting | None:
+        """The baseline in the same model, if it is clear which; that of a baseline is itself."""
+        if setting in self.bases:
+            return setting
+        return _nearest(setting, [base for base in self.bases if base.model == setting.model])
+
     def baseline_of(self, setting: Setting) -> Setting | None:
-        """The baseline in the same model; None for the baseline itself and where there is none."""
-        for other in self.settings:
-            if other.model == setting.model and other.method == self.baseline:
-                return None if other is setting else other
-        return None
+        """What a setting is compared with; None for a baseline and where there is none."""
+        base = self.base_of(setting)
+        return None if base is setting else base
 
     def compare(self, metric: str, tasks: Sequence[str | None] = (None,)) -> dict[str | None, list[Comparison]]:
         """By task, for each setting in order. The p-values of all are corrected together."""
@@ -197,11 +211,12 @@ class Study:
 
     def gains(self) -> list[Summary | None]:
         """Δm in per cent against single-task models, by seed; None where there are none to compare with."""
-        single = next((setting for setting in self.settings if setting.is_single_task), None)
-        return [
-            None if single is None or setting.is_single_task else self._gain(setting, single)
-            for setting in self.settings
-        ]
+        alone = [setting for setting in self.settings if setting.is_single_task]
+        found: list[Summary | None] = []
+        for setting in self.settings:
+            single = None if setting.is_single_task else _nearest(setting, alone)
+            found.append(None if single is None else self._gain(setting, single))
+        return found
 
     def _gain(self, setting: Setting, single: Setting) -> Summary:
         higher = {task: HIGHER[MAIN[kind]] for task, kind in self.tasks if kind in MAIN}
@@ -216,11 +231,11 @@ class Study:
 
     def step_times(self) -> list[tuple[Summary, float | None]]:
         """Milliseconds a step, and how many times the baseline's in the same model."""
-        times = [self._step_time(setting) for setting in self.settings]
+        times = {setting: self._step_time(setting) for setting in self.settings}
         found = []
-        for setting, time in zip(self.settings, times, strict=True):
-            base = next((s for s in self.settings if s.model == setting.model and s.method == self.baseline), None)
-            least = None if base is None else times[self.settings.index(base)].mean
+        for setting, time in times.items():
+            base = self.base_of(setting)
+            least = None if base is None else times[base].mean
             found.append((time, None if time.mean is None or not least else time.mean / least))
         return found
 
@@ -235,7 +250,7 @@ def studies(found: Collection, baseline: str | None = None) -> tuple[Study, ...]
     by_data: dict[str, list[Run]] = {}
     for run in found.runs:
         by_data.setdefault(_data_key(run, found.runs), []).append(run)
-    return tuple(_study(runs, found.asked, baseline) for runs in by_data.values())
+    return tuple(_study(runs, baseline) for runs in by_data.values())
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -265,51 +280,96 @@ def _data_key(run: Run, runs: Iterable[Run]) -> str:
     return next(iter(known)) if len(known) == 1 else same[0] if same else str(run.data.get("name", "unknown"))
 
 
-def _study(runs: Sequence[Run], asked: Sequence[Json], baseline: str | None) -> Study:
+def _study(runs: Sequence[Run], baseline: str | None) -> Study:
     about = next((run for run in runs if run.data.get("fingerprint")), runs[0])
     tasks = next((run.tasks for run in runs if run.tasks), ())
-    wanted = next((item for item in asked if item), {})
-    settings = _settings(runs, wanted)
-    methods = list(dict.fromkeys(setting.method for setting in settings))
-    base = baseline or _asked_baseline(settings, wanted)
-    if base not in methods:
-        base = "sum" if "sum" in methods else methods[0]
+    settings = _settings(runs)
+    bases = _bases(settings, baseline)
     # The baseline comes first and is drawn in the colour of text.
-    methods.sort(key=lambda method: method != base)
+    first = {base.method for base in bases}
+    methods = sorted(dict.fromkeys(setting.method for setting in settings), key=lambda method: method not in first)
     order = {method: place for place, method in enumerate(methods)}
     models = list(dict.fromkeys(setting.model for setting in settings))
     settings.sort(key=lambda setting: (models.index(setting.model), order[setting.method]))
-    styled = tuple(Setting(s.model, s.method, s.runs, order[s.method]) for s in settings)
-    return Study(about.data, tasks, styled, tuple(runs), base, wanted)
+    styled = {setting: replace(setting, style=order[setting.method]) for setting in settings}
+    return Study(about.data, tasks, tuple(styled.values()), tuple(runs), tuple(styled[base] for base in bases))
 
 
-def _asked_baseline(settings: Sequence[Setting], asked: Json) -> str | None:
-    """What the settings call the baseline that a comparison asks for."""
-    base = asked.get("baseline")
+def _bases(settings: Sequence[Setting], wanted: str | None) -> list[Setting]:
+    """The settings that are the baseline: what is wanted, what the first comparison asks for, the sum, the first."""
+    shared = [setting for setting in settings if not setting.is_single_task] or list(settings)
+    if wanted is not None and (found := of_method(shared, wanted)):
+        return found
+    asked = next((asked for setting in shared for run in setting.runs if (asked := _asked_baseline(run))), None)
+    if asked is not None and (found := [setting for setting in shared if _is_of(setting.runs[0], asked)]):
+        return found
+    return of_method(shared, "sum") or of_method(shared, shared[0].method)
+
+
+def of_method(settings: Sequence[Setting], wanted: str) -> list[Setting]:
+    """Those with this label (cagrad:c=0.3 is short for one), or else all of this method, if it has no variants."""
+    name, _, options = wanted.partition(":")
+    label = f"{name} ({', '.join(options.split(','))})" if options else name
+    if found := [setting for setting in settings if setting.method == label]:
+        return found
+    found = [setting for setting in settings if setting.runs[0].method == wanted]
+    if len({_text(setting.runs[0].options("method") or {}) for setting in found}) > 1:
+        variants = ", ".join(dict.fromkeys(repr(setting.method) for setting in found))
+        raise InputError(f"baseline={wanted!r} is several of the methods: {variants}; name one of them")
+    return found
+
+
+def _asked_baseline(run: Run) -> Asked | None:
+    """The baseline of the comparison that a run belongs to."""
+    base = run.asked.get("baseline")
     base = base.get("name") if isinstance(base, dict) else base
-    listed = asked_for(asked, "method")
-    for setting in settings:
-        place = _place(setting.runs[0], "method", listed)
-        if place is not None and listed[place].label == base and not setting.is_single_task:
-            return setting.method
-    return base if isinstance(base, str) else None
+    return next((one for one in asked_for(run.asked, "method") if one.label == base), None)
+
+
+def _is_of(run: Run, method: Asked) -> bool:
+    """Whether a run is of a method with its options; tuning may have given it more."""
+    if (place := _place(run, "method")) is not None:
+        one = asked_for(run.asked, "method")[place]
+        return (one.name, one.options) == (method.name, method.options)
+    return run.method == method.name and (run.options("method") or {}) == method.options
+
+
+def _nearest(setting: Setting, others: Sequence[Setting]) -> Setting | None:
+    """The one among others to compare with: of the same comparison, and in the rest most alike; None if two are."""
+    places, conditions = {run.path.parent for run in setting.runs}, _conditions(setting)
+
+    def far(other: Setting) -> tuple[bool, int]:
+        theirs = _conditions(other)
+        apart = sum(_text(conditions.get(name)) != _text(theirs.get(name)) for name in conditions | theirs)
+        return places.isdisjoint(run.path.parent for run in other.runs), apart
+
+    ranked = sorted(others, key=far)
+    return None if not ranked or (len(ranked) > 1 and far(ranked[0]) == far(ranked[1])) else ranked[0]
+
+
+def _conditions(setting: Setting) -> dict[str, Any]:
+    """Settings of its runs besides the model, the method and what does not matter."""
+    config = next((run.config for run in setting.runs if run.config), {})
+    return {name: value for name, value in _mattering(config).items() if not name.startswith(("model.", "method."))}
+
+
+def _mattering(config: Json) -> dict[str, Any]:
+    return {
+        name: value for name, value in flat(config).items() if name not in _NO_MATTER and not name.startswith("data.")
+    }
 
 
 _Key = tuple[str, str, str]  # model with its options, method, configuration
 
 
-def _settings(runs: Sequence[Run], asked: Json) -> list[Setting]:
+def _settings(runs: Sequence[Run]) -> list[Setting]:
     """Runs of one model, method and configuration but for the seed; in the order asked for."""
     groups: dict[_Key, list[Run]] = {}
     configs: dict[_Key, dict[str, Any]] = {}
-    models = _model_labels(runs, asked_for(asked, "model"))
+    models = _model_labels(runs)
     silent = []
     for run in runs:
-        config = {
-            name: value
-            for name, value in flat(run.config).items()
-            if name not in _NO_MATTER and not name.startswith("data.")
-        }
+        config = _mattering(run.config)
         if not config:
             silent.append(run)
             continue
@@ -321,10 +381,9 @@ def _settings(runs: Sequence[Run], asked: Json) -> list[Setting]:
         key = _kin(run, models[run], groups) or (models[run], run.method, _text(options))
         groups.setdefault(key, []).append(run)
         configs.setdefault(key, flat({"method": {"options": options}}))
-    listed = {what: asked_for(asked, what) for what in ("model", "method")}
 
     def order(key: _Key) -> list[int]:
-        places = [_place(groups[key][0], what, listed[what]) for what in ("model", "method")]
+        places = [_place(groups[key][0], what) for what in ("model", "method")]
         return [len(runs) if place is None else place for place in places]
 
     return [Setting(key[0], _label(key, configs), tuple(groups[key])) for key in sorted(groups, key=order)]
@@ -346,14 +405,15 @@ def _but_for_the_seed(run: Run) -> Path:
     return run.path.with_name(re.sub(r"-seed\d+$", "", run.name))
 
 
-def _place(run: Run, what: str, listed: Sequence[Asked]) -> int | None:
-    """Which of the models or methods asked for a run is of: the one that has most of its options, and no others."""
+def _place(run: Run, what: str) -> int | None:
+    """Which of the models or methods that its comparison asks for: the one with most of its options, and no others."""
+    listed = asked_for(run.asked, what)
     name, options = run.model if what == "model" else run.method, run.options(what) or {}
     fitting = [place for place, one in enumerate(listed) if one.name == name and one.options.items() <= options.items()]
     return max(fitting, key=lambda place: len(listed[place].options), default=None)
 
 
-def _model_labels(runs: Sequence[Run], asked: Sequence[Asked]) -> dict[Run, str]:
+def _model_labels(runs: Sequence[Run]) -> dict[Run, str]:
     """The model of each run, with the options in which it differs from others of its name.
 
     What a comparison asks for as one model is one, even if some of its runs were tuned to have more options.
@@ -362,8 +422,8 @@ def _model_labels(runs: Sequence[Run], asked: Sequence[Asked]) -> dict[Run, str]
     twins: dict[str, dict[str, Json]] = {}  # by the model's name, then by options
     for run in runs:
         if (options := run.options("model")) is not None:
-            place = _place(run, "model", asked)
-            variants[run] = options if place is None else asked[place].options
+            place = _place(run, "model")
+            variants[run] = options if place is None else asked_for(run.asked, "model")[place].options
             twins.setdefault(run.model, {})[_text(variants[run])] = variants[run]
     labels: dict[Run, str] = {}
     kin: dict[Path | str, str] = {}
@@ -378,14 +438,25 @@ def _model_labels(runs: Sequence[Run], asked: Sequence[Asked]) -> dict[Run, str]
 
 
 def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
-    """The method, with the settings in which it differs from others of its name and model."""
+    """The method, with the settings in which it differs from its defaults and from others of its name and model."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
+    own = _own(configs[key], twins)
+    names = [name for name, value in configs[key].items() if name in own or _is_chosen(key[1], name, value)]
     # A method without options is called by its name alone.
-    names = [name for name in _own(configs[key], twins) if name != "method.options"]
+    names = [name for name in names if name != "method.options"]
     if not names:
         return key[1]
     shown = ", ".join(f"{name.removeprefix('method.options.')}={configs[key][name]}" for name in names[:3])
     return f"{key[1]} ({shown}{', …' if len(names) > 3 else ''})"
+
+
+def _is_chosen(method: str, name: str, value: object) -> bool:
+    """Whether it is an option of a method, with another value than its default."""
+    option = name.removeprefix("method.options.")
+    if option == name:
+        return False
+    parameters = signature(METHODS[method]).parameters if method in METHODS else {}
+    return option not in parameters or _text(parameters[option].default) != _text(value)
 
 
 def _own(settings: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> list[str]:

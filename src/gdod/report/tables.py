@@ -166,7 +166,7 @@ def to_csv(studies: Iterable[Study]) -> str:
                 writer.writerow(_csv_row(study, setting, task, metric, one))
         for setting, (time, _) in zip(study.settings, study.step_times(), strict=True):
             named = [_safe(study.name), study.part, setting.model, _safe(setting.method), "", "milliseconds_per_step"]
-            writer.writerow([*named, time.n, _exact(time.mean), _exact(time.sd), study.baseline, *[""] * 6])
+            writer.writerow([*named, time.n, _exact(time.mean), _exact(time.sd), _base(study, setting), *[""] * 6])
     return out.getvalue()
 
 
@@ -189,7 +189,7 @@ def _first_cells(study: Study, setting: Setting) -> list[Cell]:
 def _difference_cell(one: Comparison, setting: Setting, study: Study) -> Cell:
     found = one.difference
     if found is None:
-        return Cell("baseline" if setting.method == study.baseline and not setting.is_single_task else "–")
+        return Cell("baseline" if setting in study.bases else "–")
     if found.mean is None:
         return Cell("–", detail=found.note or "")
     if found.low is None or found.note:
@@ -287,10 +287,15 @@ def _plain(text: str) -> str:
 def _csv_row(study: Study, setting: Setting, task: str, metric: str, one: Comparison) -> list[str | int]:
     found = one.difference
     row: list[str | int] = [_safe(study.name), study.part, setting.model, _safe(setting.method), _safe(task), metric]
-    row += [one.summary.n, _exact(one.summary.mean), _exact(one.summary.sd), _safe(study.baseline)]
+    row += [one.summary.n, _exact(one.summary.mean), _exact(one.summary.sd), _base(study, setting)]
     if found is None:
         return [*row, *[""] * 6]
     return [*row, found.n, *map(_exact, (found.mean, found.low, found.high, found.p, one.p_holm))]
+
+
+def _base(study: Study, setting: Setting) -> str:
+    base = study.base_of(setting)
+    return "" if base is None else _safe(base.method)
 
 
 def _safe(text: str) -> str:

@@ -1,15 +1,16 @@
 """What a run is to do: one checked description, from a YAML or TOML file and from options."""
 
-import tomllib
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod.errors import InputError
+from gdod.methods.checks import nearest
+from gdod.written import parse_toml, parse_yaml
 
 Settings = dict[str, Any]
 """Settings as a file has them: names to values, or to more settings."""
@@ -120,7 +121,7 @@ class TrainConfig(_Part):
     steps: int | None = Field(default=None, ge=1)
     clip: float | None = Field(default=None, gt=0)
     """Longest gradient (of all parameters together) with which a step is made; a longer one is shortened."""
-    task_weights: dict[str, float] | None = None
+    task_weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Factors of the tasks' losses by name; tasks that are not named have 1."""
     sample_weights: bool = True
     """Use the weight column, if the data has one."""
@@ -134,6 +135,8 @@ class TrainConfig(_Part):
 
     evaluate_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations on the validation part; None: after each epoch."""
+    test_curve: bool = False
+    """Evaluate on the test part as often, for the record alone: nothing is chosen by it."""
     evaluation_batch: int = Field(default=4096, ge=1)
     weighted_metrics: bool = False
     """Count examples by the weight column in evaluations, too."""
@@ -187,13 +190,12 @@ def read_settings(file: Path) -> Settings:
     """What a YAML, TOML or JSON file holds."""
     try:
         text = file.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if file.suffix.lower() == ".toml" else yaml.safe_load(text)
     except OSError as error:
         raise InputError(f"the configuration {file} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the configuration {file} is not valid: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"the configuration {file} is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the configuration {file} is not UTF-8: {error}") from error
+    parse = parse_toml if file.suffix.lower() == ".toml" else parse_yaml
+    found = parse(text, f"the configuration {file}")
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -230,6 +232,9 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
 _SHORT = {"data": "source", "model": "name", "method": "name", "optimizer": "name", "schedule": "name"}
 
 
+_OPTIONS = {"source": "data", "schema": "schema", "folder": "data-folder", "cache": "set data.cache"}
+
+
 def inside(settings: Settings, folder: Path) -> Settings:
     """The settings of a file with its paths made absolute; none may leave the file's folder."""
     data = settings.get("data")
@@ -239,7 +244,7 @@ def inside(settings: Settings, folder: Path) -> Settings:
     data = {**data}
     for name in ("source", "schema", "folder", "cache"):
         if isinstance(data.get(name), str) and not (name == "source" and is_named(data[name])):
-            data[name] = str(_contained(data[name], folder, f"data.{name}"))
+            data[name] = str(contained(data[name], folder, f"data.{name}", _OPTIONS[name]))
     return {**settings, "data": data}
 
 
@@ -250,13 +255,14 @@ def is_named(source: str) -> bool:
     return source in SOURCES
 
 
-def _contained(path: str, folder: Path, what: str) -> Path:
+def contained(path: str, folder: Path, what: str, option: str) -> Path:
+    """A path in a file that is in this folder; it may not leave it."""
     root = folder.resolve()
     found = (root / path).resolve()
     if not found.is_relative_to(root):
         raise InputError(
             f"{what}={path!r} leads out of the folder {root} of the configuration file; "
-            "put the data below it, or name the place with an option, e.g. --data"
+            f"put it below that folder, or name the place on the command line, with --{option}"
         )
     return found
 
@@ -275,8 +281,12 @@ def _explained(error: ValidationError) -> str:
             lines.append(f"{where} is missing; it has no default")
         else:
             message = one["msg"].removeprefix("Value error, ")
+            if one["type"] == "model_type":
+                message = f"expected names with values, of {', '.join(map(repr, _fields(path)))}"
             given = "" if isinstance(one["input"], dict) else f"={one['input']!r}"
-            lines.append(f"{where}{given}: {message[:1].lower()}{message[1:]}" if where else message)
+            known = re.findall(r"'(.*?)'", one["ctx"]["expected"]) if one["type"] == "literal_error" else []
+            message = f"{message[:1].lower()}{message[1:]}{nearest(one['input'], known)}"
+            lines.append(f"{where}{given}: {message}" if where else message)
     return "the configuration is not valid: " + "; ".join(lines)
 
 

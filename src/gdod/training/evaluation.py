@@ -1,8 +1,9 @@
 """How good a model is on a part of the data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,14 @@ from gdod.errors import InputError
 from gdod.methods.checks import check_choice
 from gdod.models import Batch, Model, Task
 from gdod.training.metrics import calibration, evaluate
+from gdod.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from gdod.data.part import Part
+    from gdod.data.part import Minibatch, Part
 
 Metrics = dict[str, Any]
 """{"tasks": {name: {"auc": ..., "log_loss": ...}}, "mean_auc": ...}, as `gdod.training.metrics.evaluate` gives it."""
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,34 @@ def evaluating(model: Model) -> Iterator[None]:
 
 
 def score(
-    model: Model, part: "Part", size: int, device: torch.device, stop: Callable[[], bool] = lambda: False
+    model: Model,
+    part: "Part",
+    size: int,
+    device: torch.device,
+    stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = _ALONE,
 ) -> Scored | None:
-    """Predictions for a whole part; None if ``stop`` said so before its end."""
+    """Predictions for a whole part; None if ``stop`` said so before its end, on any rank.
+
+    Each rank has some of the batches that one rank alone would have, so predictions are the same bits. Rank 0 then
+    has them all, in their order; other ranks have only their own.
+    """
+    steps = part.steps(size)
+    first, last = (at * steps // ranks.size for at in (ranks.rank, ranks.rank + 1))
+    scored = _score(model, islice(part.batches(size, start=first), last - first), device, stop)
+    if any(ranks.most([scored is None])):
+        return None
+    return scored if scored is None or ranks.size == 1 else _gathered(scored, ranks)
+
+
+def _score(
+    model: Model, minibatches: "Iterable[Minibatch]", device: torch.device, stop: Callable[[], bool]
+) -> Scored | None:
     labels: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
     predictions: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
     weights: list[Tensor] = []
     with evaluating(model):
-        for minibatch in part.batches(size):
+        for minibatch in minibatches:
             if stop():
                 return None
             batch = minibatch.batch if device.type == "cpu" else minibatch.batch.to(device)
@@ -91,7 +114,26 @@ def score(
 
 
 def _joined(parts: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat(list(values)) for name, values in parts.items()}
+    return {name: torch.cat(list(values)) if values else torch.zeros(0) for name, values in parts.items()}
+
+
+def _gathered(scored: Scored, ranks: Ranks) -> Scored:
+    """On rank 0 with what the others have; all of it travels as the columns of one table of float64."""
+    (weighted,) = ranks.most([scored.weights is not None])
+    columns = [*scored.labels.values(), *scored.predictions.values()]
+    widths = [1] * len(scored.labels) + [task.outputs for task in scored.tasks]
+    if weighted:
+        columns.append(torch.zeros(0) if scored.weights is None else scored.weights)
+        widths.append(1)
+    own = torch.cat([values.double().reshape(-1, width) for values, width in zip(columns, widths, strict=True)], 1)
+    found = [values.squeeze(1) for values in ranks.gather(own).split(widths, 1)]
+    names = [task.name for task in scored.tasks]
+    return Scored(
+        scored.tasks,
+        dict(zip(names, found, strict=False)),
+        dict(zip(names, found[len(names) :], strict=False)),
+        found[-1] if weighted else None,
+    )
 
 
 def validation_loss(metrics: Metrics, task_weights: Mapping[str, float]) -> float | None:

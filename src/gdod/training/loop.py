@@ -3,13 +3,16 @@
 Everything that decides what comes next is in the weights, the optimizer, the method, torch's random
 numbers and `State`, all of which a checkpoint holds. So a run that was killed and goes on from its last
 checkpoint repeats what was lost, bit for bit. Only times differ.
+
+Several ranks make every decision together: to stop, to save, which weights are the best. Only rank 0 writes.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,10 +27,12 @@ from gdod.models import Model
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
 from gdod.training.evaluation import Metrics, goodness, score
+from gdod.training.lanes import lane_batches
 from gdod.training.losses import any_losses, binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
 from gdod.training.progress import Progress
-from gdod.training.record import Record
+from gdod.training.ranks import Ranks
+from gdod.training.record import Line, Record
 from gdod.training.schedule import share
 from gdod.training.seeds import seed_for
 from gdod.training.stops import Interrupted, Interruption, NonFiniteError
@@ -55,6 +60,7 @@ class State:
     best_value: float | None = None
     best: Metrics | None = None
     recorded: int = 0  # bytes of metrics.jsonl
+    lanes: int = 1  # ranks to which the examples of the epoch were dealt out when it began
     losses: list[list[float]] = field(default_factory=list)  # of each task in the steps since the last log time
 
 
@@ -62,8 +68,7 @@ class Trainer:
     """A model in training on the data.
 
     Args:
-        rank: the number of this process and ``ranks`` how many there are; each trains on its share of
-            every batch. Only rank 0 writes.
+        ranks: this process among others, if there are; each trains on its share of every batch.
     """
 
     def __init__(
@@ -76,17 +81,17 @@ class Trainer:
         *,
         device: torch.device,
         progress: Progress,
-        rank: int = 0,
-        ranks: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.dataset, self.model, self.method = config, dataset, model.to(device), method
-        self.folder, self.device, self.progress, self.rank, self.ranks = folder, device, progress, rank, ranks
+        self.folder, self.device, self.progress, self.ranks = folder, device, progress, ranks or Ranks()
         self.optimizers = Optimizers(model, config.optimizer)
         self.order = seed_for("order", config.seed)
-        self.epoch_steps = dataset.train.steps(config.batch, ranks=ranks)
+        self.epoch_steps = dataset.train.steps(config.batch, ranks=self.ranks.size)
         self.total = config.steps or max(1, round((config.epochs or 1) * self.epoch_steps))
         self.task_weights = _task_weights(config.task_weights, model)
         self.state = State()
+        self.record: Record | None = None
         self.lr = config.optimizer.lr
         self.times: deque[float] = deque(maxlen=_TIMES)
         self._recent: list[Callable[[], Tensor]] = []  # mean losses not worked out yet
@@ -99,13 +104,22 @@ class Trainer:
         self.optimizers.load_state(content["optimizers"])
         self.method.load_state_dict(content["method"])
         self.state = State(**content["state"])
-        checkpoint.set_random_state(content["random"], self.device)
+        random = [content["random"], *content.get("random_of_others", ())]
+        if self.ranks.rank == 0 or len(random) == self.ranks.size:
+            checkpoint.set_random_state(random[self.ranks.rank], self.device)
+        else:
+            torch.manual_seed(self._seed(f" from step {self.state.step} on"))
         self._saved_step = self.state.step
 
-    def run(self, record: Record) -> str:
+    def _seed(self, when: str = "") -> int:
+        """Of torch's own random numbers: other ones for dropout on each rank."""
+        rank = self.ranks.rank
+        return seed_for(f"torch of rank {rank}{when}" if rank else "torch", self.config.seed)
+
+    def run(self, record: Record | None) -> str:
         """Trains to the end. Returns "finished", or "early" if it was stopped for want of progress."""
         if self._saved_step is None:
-            torch.manual_seed(seed_for("torch", self.config.seed))
+            torch.manual_seed(self._seed())
         self.record = record
         self.model.train()
         batches = self._batches()
@@ -117,8 +131,7 @@ class Trainer:
                     return "early"
                 if self.state.step >= self.total:
                     return "finished"
-                self._train(batches, interruption)
-                if interruption:
+                if self._train(batches, interruption):
                     self._interrupt(interruption)
 
     @property
@@ -128,8 +141,8 @@ class Trainer:
 
     # Training
 
-    def _train(self, batches: "Iterator[Minibatch]", interruption: Interruption) -> None:
-        """Steps until something else is due."""
+    def _train(self, batches: "Iterator[Minibatch]", interruption: Interruption) -> bool:
+        """Steps until something else is due. True if a rank was interrupted."""
         state, config = self.state, self.config
         while state.step < self.total:
             start = time.perf_counter()
@@ -143,17 +156,22 @@ class Trainer:
             self.times.append(took)
             if logs:
                 self._log(info)
-            if interruption or self._evaluation_due():
-                break
-            if self._checkpoint_due(logs):
+            interrupted, due = self.ranks.most([bool(interruption), self._checkpoint_due(logs)])
+            if interrupted or self._evaluation_due():
+                return bool(interrupted)
+            if due:
                 self.save()
+        return False
 
     def _batches(self) -> "Iterator[Minibatch]":
         """From where the run is, epoch after epoch."""
-        epoch, start = divmod(self.state.step, self.epoch_steps)
+        state, ranks, size = self.state, self.ranks, self.config.batch
+        epoch, start = divmod(state.step, self.epoch_steps)
         while True:
-            yield from self.dataset.train.batches(
-                self.config.batch, seed=self.order, epoch=epoch, start=start, rank=self.rank, ranks=self.ranks
+            if start == 0:
+                state.lanes = ranks.size
+            yield from lane_batches(
+                self.dataset.train, size, state.lanes, ranks.rank, ranks.size, seed=self.order, epoch=epoch, start=start
             )
             epoch, start = epoch + 1, 0
 
@@ -213,7 +231,8 @@ class Trainer:
             self.optimizers.clip(self.config.clip, length)
 
     def _refuse(self, step: int, losses: Mapping[str, Tensor], error: Exception) -> None:
-        tasks = [name for name, loss in losses.items() if not bool(loss.isfinite().all())]
+        wrong = self.ranks.most([not bool(loss.isfinite().all()) for loss in losses.values()])
+        tasks = [name for name, one in zip(losses, wrong, strict=True) if one]
         if not tasks and not isinstance(error, NonFiniteInputError | _NotFinite):
             raise error
         state = self.state
@@ -249,7 +268,7 @@ class Trainer:
         weights = self.task_weights or {}
         known = {name: value for name, value in means.items() if not isnan(value)}
         loss = sum(weights.get(name, 1.0) * value for name, value in known.items()) if known else nan
-        self.record.add(
+        self._note(
             {
                 "kind": "train",
                 "step": state.step,
@@ -264,6 +283,10 @@ class Trainer:
         )
         self.progress.trained(state.step, loss)
 
+    def _note(self, line: Line) -> None:
+        if self.record is not None:
+            self.record.add(line)
+
     # Evaluation
 
     def _evaluation_due(self) -> bool:
@@ -272,33 +295,44 @@ class Trainer:
 
     def _evaluate(self, interruption: Interruption) -> bool:
         """Evaluates, keeps the best, saves. False if it was interrupted."""
-        state, metrics, best = self.state, None, True
-        if len(self.dataset.validation):
-            scored = score(
-                self.model, self.dataset.validation, self.config.evaluation_batch, self.device, interruption.__bool__
-            )
-            if scored is None:
-                return False
-            metrics = scored.metrics(weighted=self.config.weighted_metrics)
+        state, dataset = self.state, self.dataset
+        parts = {"validation": dataset.validation, **({"test": dataset.test} if self.config.test_curve else {})}
+        found: dict[str, Metrics] = {}
+        for name, part in parts.items():
+            if len(part):
+                scored = score(
+                    self.model, part, self.config.evaluation_batch, self.device, interruption.__bool__, self.ranks
+                )
+                if scored is None:
+                    return False
+                found[name] = self.ranks.first(partial(scored.metrics, weighted=self.config.weighted_metrics))
+        self._check_together()
+        state.evaluated = state.step
+        best = True
+        if (metrics := found.get("validation")) is not None:
             best = self._keep_score(metrics)
+            self.progress.evaluated(state.step, metrics, best)
         else:
             state.best_step = state.step  # nothing to choose by: the last is the best
-        state.evaluated = state.step
-        if metrics is not None:
-            self.record.add(
-                {
-                    "kind": "evaluation",
-                    "part": "validation",
-                    "step": state.step,
-                    "epoch": state.step / self.epoch_steps,
-                    "seconds": state.seconds,
-                    **metrics,
-                    "best": best,
-                }
-            )
-            self.progress.evaluated(state.step, metrics, best)
+        for name, metrics in found.items():
+            self._record_evaluation(name, {**metrics, "best": best} if name == "validation" else metrics)
         self.save(best=best)
         return True
+
+    def _record_evaluation(self, part: str, metrics: Metrics) -> None:
+        state = self.state
+        where = {"step": state.step, "epoch": state.step / self.epoch_steps, "seconds": state.seconds}
+        self._note({"kind": "evaluation", "part": part, **where, **metrics})
+
+    def _check_together(self) -> None:
+        """The weights are the same on all ranks, since all make the same steps. If not, that is said."""
+        if self.ranks.size > 1:
+            told = self.ranks.tell(_digest(self.model.state_dict()))
+            if apart := [str(rank) for rank, digest in enumerate(told) if digest != told[0]]:
+                self.progress.say(
+                    f"step {self.state.step}: the weights of rank {', '.join(apart)} differ from those of rank 0, "
+                    "which are the ones that are saved; are the machines and their versions of torch the same?"
+                )
 
     def _keep_score(self, metrics: Metrics) -> bool:
         """Notes the metrics if they are the best so far."""
@@ -329,7 +363,7 @@ class Trainer:
             return False
         if every is not None and self.state.step % every == 0:
             return True
-        return logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
+        return self.ranks.rank == 0 and logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
     def save(self, *, best: bool = False) -> None:
         """Writes where the run is; ``best``: its weights as the best ones, too."""
@@ -337,26 +371,31 @@ class Trainer:
         weights = self.model.state_dict()
         if not _all_finite(weights):
             raise self._non_finite(self.state.step, [], "a weight")
-        if self.rank == 0:
-            self.state.recorded = self.record.to_disk()
-            if best:
-                checkpoint.save(self.folder.best, {"step": self.state.step, "model": weights})
-            checkpoint.save(
-                self.folder.last,
-                {
-                    "model": weights,
-                    "optimizers": self.optimizers.state(),
-                    "method": self.method.state_dict(),
-                    "random": checkpoint.random_state(self.device),
-                    "state": asdict(self.state),
-                },
-            )
+        random = self.ranks.tell(checkpoint.random_state(self.device))
+        self.ranks.first(lambda: self._write(weights, random, best))
         self._saved_at, self._saved_step = time.monotonic(), self.state.step
 
+    def _write(self, weights: Mapping[str, Tensor], random: Sequence[dict[str, Any]], best: bool) -> None:
+        assert self.record is not None
+        self.state.recorded = self.record.to_disk()
+        if best:
+            checkpoint.save(self.folder.best, {"step": self.state.step, "model": weights})
+        checkpoint.save(
+            self.folder.last,
+            {
+                "model": weights,
+                "optimizers": self.optimizers.state(),
+                "method": self.method.state_dict(),
+                "random": random[0],
+                "random_of_others": list(random[1:]),
+                "state": asdict(self.state),
+            },
+        )
+
     def _interrupt(self, interruption: Interruption) -> None:
-        assert interruption.number is not None
+        (number,) = self.ranks.most([interruption.number or 0])
         self.save()
-        raise Interrupted(self.folder.path, self.state.step, interruption.number)
+        raise Interrupted(self.folder.path, self.state.step, number)
 
 
 class _NotFinite(Exception):
@@ -383,6 +422,12 @@ def _conflict(info: Info | None) -> dict[str, Any] | None:
         "directions_kept": info.directions_kept,
         "norms": info.norms.tolist(),
     }
+
+
+def _digest(weights: Mapping[str, Tensor]) -> list[int]:
+    """Whole numbers that almost surely differ where the bits of weights do; as fast as memory is read."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return [int(one.reshape(-1).view(bits[one.element_size()]).sum(dtype=torch.int64)) for one in weights.values()]
 
 
 def _all_finite(weights: Mapping[str, Tensor]) -> bool:

@@ -28,6 +28,8 @@ def binary_labels(labels: Mapping[str, Tensor], tasks: tuple[Task, ...]) -> Labe
     """None if there are other tasks or other labels than 0, 1 and nan; those take the long way."""
     if any(task.kind != "binary" for task in tasks):
         return None
+    if not len(labels[tasks[0].name]):  # a rank may have no example of a batch
+        return Labels({task.name: labels[task.name] for task in tasks}, None)
     names = [task.name for task in tasks]
     stacked = torch.stack([labels[name] for name in names])  # [K, B]
     low, high = torch.aminmax(stacked)  # nan if any label is

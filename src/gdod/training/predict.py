@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from gdod.data.encoder import Encoded
 from gdod.data.files import PARQUET, TEXT, find_files, kind
 from gdod.data.part import MemoryPart
-from gdod.data.prepared import arrow, examples
+from gdod.data.prepared import arrow, examples, polars
 from gdod.data.read import Chunk, columns_of, read_chunks
+from gdod.data.table_schema import listed, nearest
 from gdod.data.values import Origin
 from gdod.errors import InputError
 from gdod.training.evaluation import Scored, evaluating, predict_batch
@@ -74,17 +76,20 @@ def predict_file(
     if any(out.exists() and out.samefile(file) for file in files):
         raise InputError(f"--out {out} is the table itself; choose another name")
     columns, notes = _columns(run, files, keep)
+    empty = _empty(run, files, columns, keep)
+    if kind(out) not in PARQUET and (nested := [name for name, type in empty.schema.items() if type.is_nested()]):
+        raise InputError(f"--keep {nested[0]!r} holds lists, and {kind(out)} has no place for them; use .parquet")
     check_writable(out.parent)
     make_folder(out.parent)
-    rows = 0
+    rows, known = 0, _Known(run, columns)
     with whole(out) as part, closing(_writer(part, out)) as writer:
-        writer.write(_empty(run, files, columns, keep))  # a table without rows has columns, too
+        writer.write(empty)  # a table without rows has columns, too
         for chunk in read_chunks(files, run.encoder.table.file, columns):
-            found = _predictions(run, chunk, batch)
+            found = _predictions(run, chunk, batch, known)
             writer.write(pl.concat([chunk.frame.select(keep), found], how="horizontal") if keep else found)
             rows += len(found)
             told(rows)
-    return Predicted(rows, (*keep, *prediction_columns(run)), notes)
+    return Predicted(rows, (*keep, *prediction_columns(run)), (*notes, *known.notes(_place(files))))
 
 
 def evaluate_file(
@@ -97,8 +102,9 @@ def evaluate_file(
     _check_labels(run, names, str(table))
     needed = {*run.encoder.table.labels, *(one.when for one in run.encoder.table.labels.values()), _weight(run)}
     columns = [*columns, *(name for name in names if name in needed and name not in columns)]
-    found = _metrics(run, read_chunks(files, run.encoder.table.file, columns), batch, told)
-    return {**found, "notes": list(notes)}
+    known = _Known(run, columns)
+    found = _metrics(run, read_chunks(files, run.encoder.table.file, columns), batch, told, known)
+    return {**found, "notes": [*notes, *known.notes(_place(files))]}
 
 
 def prediction_columns(run: Run) -> tuple[str, ...]:
@@ -113,10 +119,12 @@ def prediction_columns(run: Run) -> tuple[str, ...]:
 def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The columns to read, and notes on those that are not there."""
     found = columns_of(files, run.encoder.table.file)
-    where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+    where = _place(files)
     notes = _check_columns(run, found, where)
     if absent := [name for name in keep if name not in found]:
-        raise InputError(f"--keep {absent[0]!r}: {where} has no such column; it has {', '.join(map(repr, found))}")
+        raise InputError(
+            f"--keep {absent[0]!r}: {where} has no such column{nearest(absent[0], found)}; it has {listed(found)}"
+        )
     if both := set(keep) & set(prediction_columns(run)):
         raise InputError(
             f"--keep {sorted(both)[0]!r} has the name of a task, whose column holds predictions; rename it"
@@ -129,10 +137,41 @@ def _check_columns(run: Run, found: Sequence[str], where: str) -> tuple[str, ...
     features = run.encoder.table.features
     absent = [name for name in features if name not in found]
     if len(absent) == len(features):
-        raise InputError(
-            f"{where} has none of the columns {', '.join(map(repr, features))}; it has {', '.join(map(repr, found))}"
+        raise InputError(f"{where} has none of the columns {listed(features)}; it has {listed(found)}")
+    others = [name for name in found if name not in run.encoder.table.columns]
+    unused = f" (not used: {listed(others)})" if others else ""
+    return tuple(
+        f"{where} has no column {name!r}{nearest(name, others) or unused}; it counts as missing in every row"
+        for name in absent
+    )
+
+
+def _place(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
+class _Known:
+    """Notices columns of a table in which no value is one that training has seen."""
+
+    def __init__(self, run: Run, columns: Sequence[str]) -> None:
+        self.unseen: dict[str, str | None] = {name: None for name in run.encoder.vocabularies if name in columns}
+        """Columns without a known value so far, each with its first value."""
+
+    def look(self, chunk: Chunk, encoded: Encoded) -> None:
+        for name, first in list(self.unseen.items()):
+            if (encoded.frame[name].to_numpy() > 0).any():
+                del self.unseen[name]
+            elif first is None and encoded.unknown[name]:
+                self.unseen[name] = str(chunk.frame[name].drop_nulls().first())
+
+    def notes(self, where: str) -> tuple[str, ...]:
+        """None on a column whose values are all missing: that is how it is, and not a mistake."""
+        return tuple(
+            f"{where}: training has seen no value of the column {name!r} (the first is {first!r}); "
+            "it counts as unknown in every row"
+            for name, first in self.unseen.items()
+            if first is not None
         )
-    return tuple(f"{where} has no column {name!r}; it counts as missing in every row" for name in absent)
 
 
 def _check_labels(run: Run, found: Sequence[str], where: str) -> None:
@@ -145,16 +184,18 @@ def _weight(run: Run) -> str | None:
     return run.encoder.table.weight if run.config.weighted_metrics else None
 
 
-def _encoded(run: Run, chunk: Chunk, *, labels: bool) -> MemoryPart:
+def _encoded(run: Run, chunk: Chunk, known: _Known | None, *, labels: bool) -> MemoryPart:
     encoder = run.encoder
-    rows = encoder.encoded(chunk.frame, chunk.origin, labels=labels).frame
-    return MemoryPart(examples(rows, encoder), tuple(encoder.table.labels))
+    encoded = encoder.encoded(chunk.frame, chunk.origin, labels=labels)
+    if known is not None:
+        known.look(chunk, encoded)
+    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table.labels))
 
 
-def _predictions(run: Run, chunk: Chunk, batch: int) -> pl.DataFrame:
+def _predictions(run: Run, chunk: Chunk, batch: int, known: _Known | None = None) -> pl.DataFrame:
     parts: dict[str, list[Tensor]] = {task.name: [] for task in run.tasks}
     with evaluating(run.model):
-        for minibatch in _encoded(run, chunk, labels=False).batches(batch):
+        for minibatch in _encoded(run, chunk, known, labels=False).batches(batch):
             for name, values in predict_batch(run.model, minibatch.batch.to(run.device)).items():
                 parts[name].append(values)
     names = iter(prediction_columns(run))
@@ -167,7 +208,11 @@ def _predictions(run: Run, chunk: Chunk, batch: int) -> pl.DataFrame:
 
 
 def _metrics(
-    run: Run, chunks: Iterator[Chunk], batch: int, told: Callable[[int], object] = lambda rows: None
+    run: Run,
+    chunks: Iterator[Chunk],
+    batch: int,
+    told: Callable[[int], object] = lambda rows: None,
+    known: _Known | None = None,
 ) -> dict[str, Any]:
     names = [task.name for task in run.tasks]
     labels: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -176,7 +221,7 @@ def _metrics(
     rows = 0
     with evaluating(run.model):
         for chunk in chunks:
-            for minibatch in _encoded(run, chunk, labels=True).batches(batch):
+            for minibatch in _encoded(run, chunk, known, labels=True).batches(batch):
                 for name, values in predict_batch(run.model, minibatch.batch.to(run.device)).items():
                     predictions[name].append(values)
                     labels[name].append(minibatch.labels[name])
@@ -198,8 +243,7 @@ def _metrics(
 def _empty(run: Run, files: Sequence[Path], columns: Sequence[str], keep: Sequence[str]) -> pl.DataFrame:
     """No rows of the columns that will be written."""
     if keep and kind(files[0]) in PARQUET:
-        kept = pl.from_arrow(pq.read_schema(files[0]).empty_table().select(list(keep)))
-        assert isinstance(kept, pl.DataFrame)
+        kept = polars(pq.read_schema(files[0]).empty_table().select(list(keep)))
     else:
         kept = pl.DataFrame(schema=dict.fromkeys(keep, pl.String))
     found = pl.DataFrame(schema=dict.fromkeys(prediction_columns(run), pl.Float64))

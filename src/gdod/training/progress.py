@@ -68,7 +68,7 @@ class Shown:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),  # names of tasks may have brackets
             TimeRemainingColumn(),
             console=self.console,
         )

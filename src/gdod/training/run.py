@@ -18,6 +18,7 @@ from gdod.errors import InputError
 from gdod.models import Model, Task, build
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig, check_config
+from gdod.training.device import find_device
 from gdod.training.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def about(
-    config: TrainConfig, dataset: "Dataset", model: nn.Module, device: torch.device, command: Sequence[str]
+    config: TrainConfig, dataset: "Dataset", model: nn.Module, device: torch.device, ranks: int, command: Sequence[str]
 ) -> dict[str, Any]:
     """What was run on what, and with which versions."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
@@ -114,6 +115,7 @@ def about(
         },
         "method": {"name": config.method.name, "options": config.method.options},
         "seed": config.seed,
+        "ranks": ranks,
         "threads": torch.get_num_threads(),
         "device": str(device),
         "precision": config.precision,
@@ -173,13 +175,14 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
     Args:
         path: the folder that `gdod train` wrote.
         weights: "best" on validation, or "last".
-        device: where the model goes.
+        device: where the model goes: "cpu", "cuda", … or "auto", a GPU if there is one.
     """
     from gdod.data.encoder import Encoder
 
     folder = Folder(Path(path))
     if weights not in ("best", "last"):
         raise InputError(f"weights={weights!r}; expected 'best' or 'last'")
+    place = find_device(device)
     if not folder.is_run:
         raise InputError(f"{folder.path} is no run: it has no config.json; expected a folder that gdod train wrote")
     config = folder.read_config()
@@ -194,7 +197,14 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
     except (KeyError, RuntimeError) as error:
         raise InputError(f"the checkpoint in {folder.path} does not fit its configuration: {error}") from error
     step = content["step"] if "step" in content else content["state"]["step"]
-    return Run(folder, config, model.to(device).eval(), encoder, step)
+    return Run(folder, config, model.to(place).eval(), encoder, step)
+
+
+def decay_note(config: TrainConfig) -> str | None:
+    """What weight decay does not reach, if something."""
+    if config.optimizer.weight_decay and model_options(config).get("sparse"):
+        return "sparse-adam gives tables with sparse gradients no weight decay, only the other parameters; adam would"
+    return None
 
 
 def model_options(config: TrainConfig) -> dict[str, Any]:

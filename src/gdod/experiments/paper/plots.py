@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#7F3C8D", "#B8860B")
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#999999", "#0072B2", "#7F3C8D", "#B8860B")
 MARKERS = "os^vDPX<>*"
 
 
@@ -48,7 +48,8 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
         panel = panels[place]
         for number, line in enumerate(panel.series):
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            axis.plot(line.x, line.mean, color=colour, marker=marker, markersize=4, linewidth=1.4, label=line.name)
+            width = 2.6 if line.name == "GDOD" else 1.3
+            axis.plot(line.x, line.mean, color=colour, marker=marker, markersize=4, linewidth=width, label=line.name)
             if line.low is not None and line.high is not None:
                 axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
         if panel.level is not None:
@@ -64,6 +65,31 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
     handles, labels = axes.flat[0].get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize=8)
+    figure.set_layout_engine("constrained")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Software": None})
+    plt.close(figure)
+
+
+def draw_intervals(
+    panels: Sequence[tuple[str, Sequence[tuple[str, float, float, float]]]], label: str, out: Path
+) -> None:
+    """Writes a PNG with a panel for each data set: names, and beside each a difference with its interval."""
+    most = max(len(rows) for _, rows in panels)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(2.2 + 3.1 * len(panels), 0.9 + 0.27 * most), squeeze=False, sharey=True, dpi=110
+    )
+    for axis, (title, rows) in zip(axes.flat, panels, strict=True):
+        for place, (_, mean, low, high) in enumerate(rows):
+            colour = COLOURS[4] if high < 0 else COLOURS[3] if low > 0 else COLOURS[0]
+            axis.plot([low, high], [place, place], color=colour, linewidth=1.6)
+            axis.plot([mean], [place], color=colour, marker="o" if low <= 0 <= high else "D", markersize=5)
+        axis.axvline(0, color="#666666", linewidth=0.8, linestyle="--")
+        axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.25, axis="x")
+    axes.flat[0].invert_yaxis()
     figure.set_layout_engine("constrained")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Software": None})

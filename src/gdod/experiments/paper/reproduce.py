@@ -142,7 +142,8 @@ def _about(experiment: Experiment, store: Store, cases: Sequence[Case]) -> str:
         "- A tenth of the training data is held out. The checkpoint that is best on it (mean AUC over tasks, "
         f"{store.scale.evaluations} evaluations a run) is tested; options were tuned on it with seed {TUNING_SEED}.",
         "- Differences are paired by seed, with the 95 % interval of Student's t; p-values of the means' differences "
-        "are corrected by Holm for the number of rows of their table.",
+        "are corrected by Holm for the number of rows of their table. Seeds change weights and the order of examples, "
+        "not which rows are test data.",
         f"- {there} of {len(results)} runs are behind this page (several pages share some); {seconds / 60:.0f} minutes "
         "of training steps in them, one thread each. Times a step were taken with other runs beside them.",
         f"- Every figure of every run: [{experiment.name}.csv]({experiment.name}.csv).",

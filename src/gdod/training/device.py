@@ -1,0 +1,18 @@
+"""Where a model is trained and used."""
+
+import torch
+
+from gdod.errors import InputError
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, after making sure that it is there; "auto": a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device={name!r} cannot be used: {reason}; expected 'auto', 'cpu' or e.g. 'cuda'") from error
+    return device
