@@ -6,13 +6,14 @@ from pathlib import Path
 import typer.main
 
 from gdod.cli import app, compare, train
+from gdod.training.launch import LOST
 
 TEXT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
 CODES = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", TEXT, re.MULTILINE) for code in row.split(",")}
 
 
 def test_every_exit_code_is_in_the_table() -> None:
-    assert {0, 1, train.WRONG_INPUT, train.NON_FINITE, train.SYSTEM, compare.SOME_FAILED, 130, 143} == CODES
+    assert {0, 1, train.WRONG_INPUT, train.NON_FINITE, train.SYSTEM, compare.SOME_FAILED, LOST, 130, 143} == CODES
 
 
 def test_codes_in_help_texts_are_those_of_the_table() -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gdod.errors import InputError, MixingWarning
@@ -286,15 +286,14 @@ def _grad(
     create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
     try:
-        # What `torch.autograd.grad` calls after its checks of shapes and types, which take a fifth of its time here.
-        return _engine_run_backward(
-            tuple(outputs),
-            tuple(seeds),
-            retain_graph,
-            create_graph,
-            tuple(inputs),
-            allow_unreachable=True,
-            accumulate_grad=False,
+        # Tensors and edges may stand in one list, which the annotations of torch do not say.
+        return torch.autograd.grad(
+            cast(Sequence[Tensor], outputs),
+            cast(Sequence[Tensor], inputs),
+            seeds,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
         )
     except RuntimeError as error:
         if "donated buffer" not in str(error):
