@@ -6,13 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.data.tables import SCHEMA, write
 
 import gdod.data.shuffle
 from gdod.data import TableSchema, load
+from gdod.data.read import read_chunks
 from gdod.data.stream import StreamPart
+from gdod.data.table_schema import FileFormat
 from gdod.models import build, per_example_losses
 
 
@@ -142,3 +146,17 @@ def test_a_table_larger_than_memory_is_prepared_and_streamed(whole: bool, tmp_pa
     else:
         assert child.returncode == 0, child.stderr[-2000:]
         assert int(child.stdout) == 3_600_000
+
+
+def test_a_parquet_file_is_not_read_ahead(tmp_path: Path) -> None:
+    path, columns = tmp_path / "wide.parquet", [f"x{at}" for at in range(4)]
+    draw = np.random.default_rng(0)
+    schema = pa.schema([(name, pa.float64()) for name in columns])
+    with pq.ParquetWriter(path, schema) as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({name: draw.random(50_000) for name in columns}, schema=schema))
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for chunk in read_chunks([path], FileFormat(), columns):
+        most, rows = max(most, pa.total_allocated_bytes() - before), rows + len(chunk.frame)
+    assert rows == 1_000_000
+    assert most < path.stat().st_size / 3  # 32 MB in all

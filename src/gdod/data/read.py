@@ -19,6 +19,7 @@ from gdod.data.values import Origin
 from gdod.errors import InputError
 
 _BLOCK_BYTES = 4 << 20
+_COLUMN_BYTES = 1 << 18  # of a Parquet file, read at a time of each column
 _CHUNK_ROWS = 65_536
 _ROW = re.compile(r"Row #(\d+): ")
 
@@ -68,7 +69,8 @@ def _names(path: Path, format: FileFormat) -> tuple[str, ...]:
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
     row = 1
-    with _explained(path), pq.ParquetFile(path) as file:
+    # Without these it reads ahead the whole file, or a whole row group, however large.
+    with _explained(path), pq.ParquetFile(path, pre_buffer=False, buffer_size=_COLUMN_BYTES) as file:
         for batch in file.iter_batches(_CHUNK_ROWS, columns=list(columns), use_threads=False):
             yield Chunk(polars(batch).select(columns), Origin(path.name, row))
             row += batch.num_rows

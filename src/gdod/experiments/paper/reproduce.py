@@ -131,8 +131,9 @@ def _about(experiment: Experiment, store: Store, cases: Sequence[Case]) -> str:
     seconds = sum(result["seconds"] for result in results if result is not None)
     there = sum(result is not None for result in results)
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
-    quick = " --quick" if store.scale.is_quick else ""
-    command = f"- Command: `gdod reproduce {experiment.name} --data-folder DATA{quick}`."
+    options = " --quick" if store.scale.is_quick else ""
+    options += f" --seeds {len(store.scale.seeds)}" if len(store.scale.seeds) != len(Scale().seeds) else ""
+    command = f"- Command: `gdod reproduce {experiment.name} --data-folder DATA{options}`."
     if not cases:
         return f"## How this was made\n\n{command}"
     lines = [
