@@ -28,6 +28,7 @@ from benchmarks.report import ENOUGH_PAIRS, UNSTEADY, environment, markdown_tabl
 from gdod.data import TableSchema, load
 from gdod.data.preparing import row_bytes
 from gdod.data.stream import StreamPart
+from gdod.errors import InputError
 from gdod.models import build
 from gdod.training import Folder, Silent, check_config
 from gdod.training.evaluation import score
@@ -131,7 +132,7 @@ def work(link: Connection, order: dict[str, Any]) -> None:
     start = time.perf_counter()
     try:
         training = Training(table, cache, method, stream)
-    except MemoryError:
+    except (MemoryError, InputError):
         link.send({"refused": True})
         return
     assert isinstance(training.trainer.dataset.train, StreamPart) == stream
@@ -265,7 +266,7 @@ def as_markdown(
 
 def main(
     rows: Annotated[int, typer.Option(min=SMALL, help="Rows of the table.")] = 8_000_000,
-    allowance: Annotated[int, typer.Option(min=1, help="MB that it may take beyond a small table.")] = 250,
+    allowance: Annotated[int, typer.Option(min=1, help="MB that it may take beyond a small table.")] = 400,
     pairs: Annotated[int, typer.Option(min=2, help="Pairs of blocks that are timed.")] = 24,
     block: Annotated[int, typer.Option(min=1, help="Steps of a block.")] = BLOCK,
     out: Annotated[Path, typer.Option(help="Folder for stream.json and stream.md.")] = RESULTS,

@@ -137,6 +137,8 @@ def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
             len(part)
             return part
         frame = polars(pq.read_table(path, use_threads=False))
+    except MemoryError as error:
+        raise InputError(f"{path} does not fit into memory; read it from disk instead, with stream=True") from error
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} is damaged ({error}); remove {path.parent}, it will be made again") from error
     return MemoryPart(examples(frame, encoder), tuple(encoder.table.labels))
