@@ -107,7 +107,7 @@ def test_runs_are_made_once_tuned_on_validation_and_read_back(store: Store, tmp_
     methods = {name: OPTIMIZERS[name] for name in ("Adam", "GradNorm", "GDOD")}
     experiment = Methods("table2", "Table 2", ("bookcrossing",), methods, lambda method, key: [0.7, 0.6])
     cases = list(experiment.cases())
-    store.tune(cases, processes=1)
+    store.tune(cases)
     alphas = [Case("bookcrossing", method=Spec("gradnorm", {"alpha": alpha})) for alpha in (0.5, 1.5)]
     results = [store.result(case, TUNING_SEED) for case in alphas]
     assert all(result is not None and result["test"] is None for result in results)  # not looked at
@@ -117,7 +117,7 @@ def test_runs_are_made_once_tuned_on_validation_and_read_back(store: Store, tmp_
     assert store.tuned(cases[0]) == cases[0]
 
     ready = [store.tuned(case) for case in cases]
-    store.make(ready, processes=2)
+    store.make(ready)
     assert store.failed == {}
     stamps = {path: path.stat().st_mtime_ns for path in store.folder.rglob("result.json")}
     assert len(stamps) == 2 + len(TINY.seeds) * len(cases)
@@ -137,21 +137,21 @@ def test_runs_are_made_once_tuned_on_validation_and_read_back(store: Store, tmp_
     assert (tmp_path / "table2-bookcrossing-time.png").exists()
 
     again = Store(store.folder, store.sets, TINY)
-    again.make(ready, processes=2)
+    again.make(ready)
     assert {path: path.stat().st_mtime_ns for path in store.folder.rglob("result.json")} == stamps
 
     other = Store(store.folder, store.sets, Scale(seeds=(0, 1, 2), evaluations=2, steps=4, rows=2_000))
-    other.make(ready[:1], processes=1)
+    other.make(ready[:1])
     assert len(other.metric(ready[0], None)) == 3
 
 
 def test_a_run_with_other_settings_is_not_mixed_in(store: Store) -> None:
     case = Case("ads")
-    store.make([case], processes=1)
+    store.make([case])
     (store.place(case, 0) / "result.json").unlink()
     other = Store(store.folder, store.sets, Scale(seeds=(0,), evaluations=2, steps=5, rows=2_000))
     with pytest.raises(InputError, match="other settings"):
-        other.make([case], processes=1)
+        other.make([case])
 
 
 class Fixed(Store):

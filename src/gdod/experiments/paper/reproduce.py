@@ -70,17 +70,17 @@ def reproduce(
     scale = QUICK if quick else Scale()
     if seeds is not None:
         scale = Scale(tuple(range(seeds)), scale.evaluations, scale.steps, scale.rows)
-    store = Store(folder, find_sets(data_folder), scale)
     watch = watch or Silent()
+    store = Store(folder, find_sets(data_folder), scale, processes, watch, command)
     for key, one in store.sets.items():
         if one.stands_in:
             watch.say(f"{key}: no files were found; simulated ads are taken in its place")
     if run:
         cases = [case for experiment in experiments for case in experiment.cases()]
-        store.tune(cases, processes=processes, watch=watch, command=command)
+        store.tune(cases)
         ready = [store.tuned(case) for case in cases]
         ready += [case for experiment in experiments for case in _further(experiment, store)]
-        store.make(ready, processes=processes, watch=watch, command=command)
+        store.make(ready)
     pages = {one.name: _write(one, store, folder / "pages") for one in experiments}
     return Reproduced(pages, store.failed)
 

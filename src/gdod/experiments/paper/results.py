@@ -35,6 +35,9 @@ PRODUCT_NAME = "GDOD, product"
 THREE_SETS = ("bookcrossing", "ijcai15", "ads")
 
 
+_PRIVATE = "cannot be tested here: the paper's data is private, or its files are not there, and simulated ads stand in"
+
+
 class Experiment(Protocol):
     @property
     def name(self) -> str: ...
@@ -67,9 +70,7 @@ class Statistics:
             theirs = printed()["table1_datasets"][PRINTED_NAMES[key]]
             train, test = len(data.train) + len(data.validation), len(data.test)
             same = found.is_printed and (train, test) == (theirs["train"]["samples"], theirs["test"]["samples"])
-            verdict = (
-                "confirmed" if same else "cannot be tested here: other data" if found.is_printed else _private(key)
-            )
+            verdict = "confirmed" if same else "cannot be tested here: other data" if found.is_printed else _PRIVATE
             printed_counts = f"{theirs['train']['samples']:,} + {theirs['test']['samples']:,}"
             lines.append(
                 (found.title, f"{train:,} + {test:,}", printed_counts, ", ".join(store.tasks(Case(key))), verdict)
@@ -96,9 +97,10 @@ class Methods:
     def tell(self, store: Store, pictures: Path) -> str:
         parts = []
         for key in self.sets:
-            rows = [Row(row.name, store.tuned(row.case), row.printed) for row in self._rows(key)]
-            if not _is_complete(store, key):
-                rows = [Row(row.name, row.case, row.printed if store.sets[key].is_printed else None) for row in rows]
+            is_printed = store.sets[key].is_printed
+            rows = [
+                Row(row.name, store.tuned(row.case), row.printed if is_printed else None) for row in self._rows(key)
+            ]
             found = gains(store, rows, rows[0])
             parts += [
                 f"### {store.sets[key].title}",
@@ -423,14 +425,10 @@ def _is_complete(store: Store, key: str) -> bool:
 
 def _caveat(store: Store, key: str) -> str:
     if not store.sets[key].is_printed:
-        return f"Verdicts: {_private(key)}."
+        return f"Verdicts: {_PRIVATE}."
     if _is_complete(store, key):
         return ""
     return "The data at hand is not the paper's (see table 1): read the verdicts as verdicts on this data."
-
-
-def _private(key: str) -> str:
-    return "cannot be tested here: the paper's data is private, or its files are not there, and simulated ads stand in"
 
 
 def _tuned_text(rows: Sequence[Row]) -> str:

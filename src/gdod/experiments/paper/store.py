@@ -34,6 +34,10 @@ class Store:
     folder: Path
     sets: dict[str, Found]
     scale: Scale
+    processes: int | None = None
+    """Runs at a time; None: as many as cores."""
+    watch: Silent = field(default_factory=Silent)
+    command: Sequence[str] | None = None
     failed: dict[str, str] = field(default_factory=dict)
     _data: dict[str, "Dataset"] = field(default_factory=dict)
     _read: dict[Path, Json | None] = field(default_factory=dict)
@@ -52,18 +56,11 @@ class Store:
 
     # Making
 
-    def make(
-        self,
-        cases: Iterable[Case],
-        *,
-        processes: int | None = None,
-        watch: Silent | None = None,
-        command: Sequence[str] | None = None,
-    ) -> None:
+    def make(self, cases: Iterable[Case]) -> None:
         """Runs every case with every seed that is not there yet. One seed after the other, so that what is
         stopped early has something of everything."""
         several = list(dict.fromkeys(cases))
-        self._run([(case, seed) for seed in self.scale.seeds for case in several], True, processes, watch, command)
+        self._run([(case, seed) for seed in self.scale.seeds for case in several], test=True)
 
     def tuned(self, case: Case) -> Case:
         """The case with the options of its method that are best on validation data; `tune` must have made them."""
@@ -74,17 +71,10 @@ class Store:
         known = {one: score for one, score in scores.items() if score is not None}
         return case.with_(max(known, key=lambda one: known[one]).method) if known else case
 
-    def tune(
-        self,
-        cases: Iterable[Case],
-        *,
-        processes: int | None = None,
-        watch: Silent | None = None,
-        command: Sequence[str] | None = None,
-    ) -> None:
+    def tune(self, cases: Iterable[Case]) -> None:
         """Runs the grids that the cases' methods declare, without looking at test data."""
         grid = dict.fromkeys(choice for case in cases for choice in self._choices(case))
-        self._run([(case, TUNING_SEED) for case in grid], False, processes, watch, command)
+        self._run([(case, TUNING_SEED) for case in grid], test=False)
 
     def _choices(self, case: Case) -> list[Case]:
         grid = getattr(METHODS.get(case.method.name), "GRID", {})
@@ -93,15 +83,8 @@ class Store:
         [(name, values)] = grid.items()
         return [case.with_(Spec(case.method.name, {name: value})) for value in values]
 
-    def _run(
-        self,
-        wanted: Sequence[tuple[Case, int]],
-        test: bool,
-        processes: int | None,
-        watch: Silent | None,
-        command: Sequence[str] | None,
-    ) -> None:
-        watch = watch or Silent()
+    def _run(self, wanted: Sequence[tuple[Case, int]], test: bool) -> None:
+        watch = self.watch
         make_folder(self.folder)
         with locked(self.folder, watch.say) as handles, watch:
             todo = [(case, seed) for case, seed in wanted if not Folder(self.place(case, seed)).is_finished]
@@ -110,14 +93,14 @@ class Store:
                 check(config)  # all of them, before the first begins
             watch.begin(len(wanted), len(wanted) - len(todo))
             if jobs:
-                processes, threads = share_cores(processes, len(jobs), 1)
+                processes, threads = share_cores(self.processes, len(jobs), 1)
                 run_jobs(
                     _by_data(jobs),
                     processes,
                     threads=threads,
                     watch=watch,
                     on_end=self._ended,
-                    command=command,
+                    command=self.command,
                     keep_open=handles,
                 )
 
@@ -159,15 +142,15 @@ class Store:
         return self.values(case, lambda result: metric_of(result.get(part), task, metric))
 
     def evaluations(self, case: Case, seed: int) -> list[Json]:
-        path = Folder(self.place(case, seed)).metrics
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [line for line in lines if line["kind"] == "evaluation"]
+        return [line for line in self._lines(case, seed) if line["kind"] == "evaluation"]
 
     def conflicts(self, case: Case, seed: int) -> list[Json]:
         """Records of conflict along training."""
+        return [line["conflict"] for line in self._lines(case, seed) if line["kind"] == "train" and line["conflict"]]
+
+    def _lines(self, case: Case, seed: int) -> list[Json]:
         path = Folder(self.place(case, seed)).metrics
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [line["conflict"] for line in lines if line["kind"] == "train" and line["conflict"]]
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def _validation(self, case: Case, seed: int) -> float | None:
         result = self.result(case, seed)
