@@ -185,7 +185,7 @@ def as_markdown(results: list[Measured], about: dict[str, str]) -> str:
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=0, help="Time for each case.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each case.")] = 40.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = THREADS,
     out: Annotated[Path, typer.Option(help="Folder for loop.json and loop.md.")] = RESULTS,
 ) -> None:

@@ -200,6 +200,16 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (done.exit_code, done.stdout) == (0, f"gdod {version('gdod')}\n")
 
 
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as after `| head`
+    done = subprocess.run(
+        [sys.executable, "-m", "gdod", "reproduce", "--list"], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

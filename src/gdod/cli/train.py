@@ -269,6 +269,8 @@ def explained(*, silent: bool = False) -> Iterator[None]:
         _fail("stopped", 130, silent)
     except ImportError as error:
         _fail(f"{error}. Install what is missing, e.g. with: pip install 'gdod[cli]'", WRONG_INPUT, silent)
+    except BrokenPipeError:  # whoever read the output has seen enough; typer ends quietly
+        raise
     except OSError as error:
         _fail(str(error), SYSTEM, silent)
     except Exception as error:
