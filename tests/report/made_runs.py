@@ -22,7 +22,10 @@ def make_comparison(
     tasks: Sequence[str] = TASKS,
     evaluations: int = 40,
 ) -> Path:
-    asked = {"data": "ads", "models": list(models), "methods": list(methods), "seeds": list(seeds), "baseline": "sum"}
+    asked: dict[str, Any] = {"data": "ads", "methods": list(methods), "seeds": list(seeds), "baseline": "sum"}
+    asked["models"] = [model for model in models if model != "single-task"]
+    alone = {"name": "single-task", "model": "single-task", "options": {}}
+    asked["single_task"] = alone if "single-task" in models else None
     write_json(folder / "comparison.json", asked)
     for model in models:
         for method in methods if model != "single-task" else methods[:1]:

@@ -71,7 +71,8 @@ def test_steps_repeated_after_an_interruption_count_once(tmp_path: Path) -> None
 
 
 def test_missing_and_failed_runs_of_a_comparison_are_listed(tmp_path: Path) -> None:
-    folder = make_comparison(tmp_path / "c", methods=("sum", "gdod"), evaluations=2)
+    models = ("shared-bottom", "single-task")
+    folder = make_comparison(tmp_path / "c", models=models, methods=("sum", "gdod"), evaluations=2)
     (folder / "runs" / "shared-bottom-gdod-seed1" / "result.json").unlink()
     write_json(folder / "runs" / "shared-bottom-gdod-seed1" / "error.json", {"message": "the disk is full"})
     asked = json.loads((folder / "comparison.json").read_text())
@@ -80,9 +81,10 @@ def test_missing_and_failed_runs_of_a_comparison_are_listed(tmp_path: Path) -> N
     assert runs["shared-bottom-gdod-seed1"].status == "failed"
     assert runs["shared-bottom-gdod-seed1"].reason == "the disk is full"
     assert runs["shared-bottom-gdod-seed2"].status == "not started"
+    assert runs["single-task-sum-seed2"].status == "not started"
     (study,) = studies(collect([folder]))
-    assert len(study.settings) == 2
-    assert len(study.runs) == 6
+    assert len(study.settings) == 3
+    assert len(study.runs) == 9
 
 
 def test_options_in_which_runs_differ_make_them_different_methods(tmp_path: Path) -> None:

@@ -75,14 +75,18 @@ class Plan:
         """What `comparison.json` says. Names are as in the names of run folders."""
         common = self.config.model_dump(mode="json")
         return {
-            "models": [{**spec.to_json(), "name": spec.label, "model": spec.name} for spec in self.models],
-            "methods": [{**spec.to_json(), "name": spec.label, "method": spec.name} for spec in self.methods],
+            "models": [_named(spec, "model") for spec in self.models],
+            "methods": [_named(spec, "method") for spec in self.methods],
             "seeds": list(self.seeds),
             "baseline": self.baseline.label,
-            "single_task": self.single_task is not None,
+            "single_task": None if self.single_task is None else _named(self.single_task, "model"),
             "tuned": list(self.tuned),
             "settings": {name: value for name, value in common.items() if name not in ("model", "method", "seed")},
         }
+
+
+def _named(spec: Spec, what: str) -> Settings:
+    return {**spec.to_json(), "name": spec.label, what: spec.name}
 
 
 def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> Plan:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from gdod.errors import InputError
 
 Status = Literal["finished", "unfinished", "failed", "not started"]
 Json = dict[str, Any]
+SINGLE_TASK = "single-task"
 
 _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.json")
 
@@ -175,21 +177,22 @@ def _run_folders(path: Path) -> list[Path]:
 def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
     """All runs that a comparison asks for, as if none of them had a folder yet."""
     data = comparison.get("data")
-    models, methods = asked_for(comparison, "model"), asked_for(comparison, "method")
-    for model in models:
-        for method in methods:
-            for seed in _whole_numbers(comparison.get("seeds")):
-                if model.name == "single-task" and method != methods[0]:
-                    continue
-                about: Json = {
-                    "model": {"name": model.name, "options": model.options},
-                    "method": {"name": method.name, "options": method.options},
-                    "seed": seed,
-                }
-                if isinstance(data, str):
-                    about["data"] = {"name": data}
-                path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
-                yield Run(path, "not started", "has no folder yet", about=about, asked=comparison)
+    methods, seeds = asked_for(comparison, "method"), _whole_numbers(comparison.get("seeds"))
+    pairs = [
+        (model, method)
+        for model in asked_for(comparison, "model")
+        for method in (methods if model.name != SINGLE_TASK else [Asked("sum", "sum")])
+    ]
+    for (model, method), seed in product(pairs, seeds):
+        about: Json = {
+            "model": {"name": model.name, "options": model.options},
+            "method": {"name": method.name, "options": method.options},
+            "seed": seed,
+        }
+        if isinstance(data, str):
+            about["data"] = {"name": data}
+        path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
+        yield Run(path, "not started", "has no folder yet", about=about, asked=comparison)
 
 
 def _named(run: Run, asked: Run | None) -> Run:
@@ -198,10 +201,12 @@ def _named(run: Run, asked: Run | None) -> Run:
 
 
 def asked_for(comparison: Json, what: str) -> list[Asked]:
-    """The models or methods of a comparison, from a list of names or of objects with one."""
+    """The models or methods of a comparison, from a list of names or of objects with one; single-task models last."""
     listed = comparison.get(f"{what}s")
     if not isinstance(listed, list | dict):
         return []
+    if what == "model" and (alone := part(comparison, "single_task")):
+        listed = [*listed, alone]
     found = []
     for item in listed:
         if isinstance(item, dict):

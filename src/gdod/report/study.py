@@ -21,14 +21,13 @@ from gdod.experiments.statistics import (
     summarise,
 )
 from gdod.methods import METHODS
-from gdod.report.runs import Asked, Collection, Json, Run, asked_for, part
+from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, Run, asked_for, part
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
 """The metric by which settings are compared, for each kind of task."""
 METRICS = {"binary": ("auc", "log_loss"), "regression": ("rmse", "mae"), "multiclass": ("accuracy", "log_loss")}
 HIGHER = {"auc": True, "accuracy": True, "log_loss": False, "rmse": False, "mae": False}
 TITLES = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "accuracy": "accuracy"}
-SINGLE_TASK = "single-task"
 
 # Settings in which runs of the same method may differ without being another method.
 _NO_MATTER = {
