@@ -122,7 +122,7 @@ def test_decompositions_are_those_of_the_rows(name: str, rule: str) -> None:
 def test_random_basis_projects_the_total_gradient(agreement: str) -> None:
     """Its vectors are orthonormal, so u is a projection of the gradients' sum g: u . g = u . u."""
     updates = []
-    for seed in [1, 1, 2]:
+    for seed in [3, 3, 4]:
         model, inputs = problem()
         target = expected(model, model(*inputs), groups=4)
         way = gdod.GDOD(groups=4, decomposition="random", agreement=agreement, seed=seed)

@@ -177,7 +177,7 @@ class GDOD(_OnBasis):
         groups: into how many groups of consecutive examples a batch is cut; each gives one row a
             task. None: one group for each example. More groups than examples: one for each.
         decomposition: the basis: "svd" (the paper's), "qr", "randomized", or "random" (vectors of
-            the whole parameter space; an ablation, slow).
+            the whole parameter space; an ablation, whose update is never sparse).
         agreement: "sign": the tasks' projections have no opposite signs (the paper's definition);
             "product": their product is not negative (its Algorithm 1 as printed). The two differ
             from three tasks on.

@@ -1,53 +1,115 @@
 """Random vectors of the whole parameter space, for the ablation that takes its basis from there.
 
-They are drawn a piece at a time and drawn again when their sum is wanted, never stored.
+Of independent normal vectors Z [r, D] a method needs the products with the task gradients, Z Zᵀ, and then
+one weighted sum Zᵀ w. None of this takes r vectors of length D. Let Q be an orthonormal basis of the task
+gradients and Z = A Qᵀ + R. A is normal, R Rᵀ has a Wishart distribution, and given the two, Rᵀ w has a known
+length and points anywhere orthogonal to the gradients with equal probability. So A, a triangular factor of
+R Rᵀ (Bartlett's), and one random direction have exactly the distribution of the whole.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributions import Chi2
 
 _NUMBERS_AT_ONCE = 2**22
+# Eigenvalues of the task gradients' cosines below this are rounding.
+_DEPENDENT = 1e-12
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The task gradients in their own span: its basis Q is the orthonormal one that is nearest to them."""
+
+    lengths: Tensor  # [K]
+    root: Tensor  # of their cosines: gradients of length one are ``root`` times Q [K, K]
+    inverse: Tensor  # its pseudoinverse
+    within: Tensor  # the projection that takes dependent gradients into account
+    rank: int
+
+    @staticmethod
+    def of(gram: Tensor) -> "_Span":
+        lengths = gram.diagonal().sqrt()
+        values, vectors = torch.linalg.eigh(gram * _reciprocal(lengths) * _reciprocal(lengths).unsqueeze(1))
+        values = torch.where(values > _DEPENDENT, values, 0.0)
+        roots = values.sqrt()
+        root, inverse, within = (
+            vectors * numbers @ vectors.T for numbers in (roots, _reciprocal(roots), (values > 0).double())
+        )
+        return _Span(lengths, root, inverse, within, int((values > 0).sum()))
 
 
 class RandomRows:
     def __init__(self, gradients: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
         """``gradients``: for each task the shared parameters with its gradient."""
-        self.gradients = gradients
-        self.seed = 0
+        self.parameters = [(parameter, grad.is_sparse) for parameter, grad in gradients[0]]
+        self.flat = [[_flat(grad) for _, grad in grads] for grads in zip(*gradients, strict=True)]
+        nothing = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+        self.span = _Span.of(sum((grads @ grads.T for grads in self._gradients()), nothing))
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draws Z [r, D], r at most D; returns its products with the task gradients [r, K] and Z Zᵀ."""
-        self.seed = int(torch.randint(2**62, (), generator=generator))
-        count = min(count, sum(parameter.numel() for parameter, _ in self.gradients[0]))
-        with_tasks = torch.zeros(count, len(self.gradients), dtype=torch.float64)
-        among = torch.zeros(count, count, dtype=torch.float64)
-        for grads, pieces in zip(zip(*self.gradients, strict=True), self._pieces(count), strict=True):
-            flat = torch.stack([_flat(grad) for _, grad in grads], 1)  # [numel, K]
-            first = 0
-            for piece in pieces:
-                with_tasks += piece @ flat[first : first + piece.shape[1]]
-                among += piece @ piece.T
-                first += piece.shape[1]
-        return with_tasks, among
+        seed, squares, self.seed = torch.randint(2**62, (3,), generator=generator).tolist()
+        size, span = sum(parameter.numel() for parameter, _ in self.parameters), self.span
+        count, outside = min(count, size), size - span.rank
+        own = torch.Generator().manual_seed(seed)
+        self.along = torch.randn(count, len(span.lengths), dtype=torch.float64, generator=own) @ span.within  # A
+        across = torch.randn(count, min(count, outside), dtype=torch.float64, generator=own)
+        self.across = across if outside < count else _bartlett(across, outside, squares)
+        with_tasks = self.along @ span.root * span.lengths
+        return with_tasks, self.along @ self.along.T + self.across @ self.across.T
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The weighted sum of the vectors drawn last, as gradients."""
-        grads = []
-        for (parameter, grad), pieces in zip(self.gradients[0], self._pieces(len(weights)), strict=True):
-            update = torch.cat([weights @ piece for piece in pieces]).view(parameter.shape).to(parameter)
-            grads.append((parameter, update.to_sparse(1) if grad.is_sparse else update))
-        return grads
+        span, shorten = self.span, _reciprocal(self.span.lengths)
+        dots, square = torch.zeros_like(span.lengths), torch.zeros((), dtype=torch.float64)
+        for grads, normal in zip(self._gradients(), self._normal(), strict=True):
+            dots += grads @ normal
+            square += normal @ normal
+        dots *= shorten
+        shadow = span.inverse @ span.inverse @ dots  # of the random direction on gradients of length one
+        far = (self.across.T @ weights).norm() * _reciprocal((square - shadow @ dots).clamp(min=0).sqrt())
+        near = (span.inverse @ (self.along.T @ weights) - far * shadow) * shorten
+        pieces = (near @ grads + far * normal for grads, normal in zip(self._gradients(), self._normal(), strict=True))
+        found = []
+        for parameter, sparse in self.parameters:
+            parts = [next(pieces) for _ in _cuts(parameter.numel())]
+            update = torch.cat(parts).view(parameter.shape).to(parameter)
+            found.append((parameter, update.to_sparse(1) if sparse else update))
+        return found
 
-    def _pieces(self, count: int) -> Iterator[Iterator[Tensor]]:
-        """For each parameter its columns of Z, some at a time; the same ones each time."""
+    def _gradients(self) -> Iterator[Tensor]:
+        """The task gradients, some columns at a time. [K, columns]"""
+        for flat in self.flat:
+            for cut in _cuts(len(flat[0])):
+                yield torch.stack([one[cut].to("cpu", torch.float64) for one in flat])
+
+    def _normal(self) -> Iterator[Tensor]:
+        """The same columns of a random vector, drawn again each time and never stored. [columns]"""
         generator = torch.Generator().manual_seed(self.seed)
-        step = max(1, _NUMBERS_AT_ONCE // count)
-        for parameter, _ in self.gradients[0]:
-            sizes = [min(step, parameter.numel() - first) for first in range(0, parameter.numel(), step)]
-            yield (torch.randn(count, size, dtype=torch.float64, generator=generator) for size in sizes)
+        for parameter, _ in self.parameters:
+            for cut in _cuts(parameter.numel()):
+                yield torch.randn(cut.stop - cut.start, generator=generator).double()
+
+
+def _cuts(size: int) -> list[slice]:
+    return [slice(first, min(first + _NUMBERS_AT_ONCE, size)) for first in range(0, size, _NUMBERS_AT_ONCE)]
+
+
+def _bartlett(normal: Tensor, freedom: int, seed: int) -> Tensor:
+    """A triangular factor of a Wishart matrix, from normal numbers [r, r]."""
+    with torch.random.fork_rng(devices=[]):  # `Chi2` draws from the default generator only
+        torch.default_generator.manual_seed(seed)
+        squares = Chi2(freedom - torch.arange(len(normal), dtype=torch.float64)).sample()
+    return normal.tril(-1) + squares.sqrt().diag()
+
+
+def _reciprocal(numbers: Tensor) -> Tensor:
+    """Of zero it is zero."""
+    return torch.where(numbers > 0, 1 / numbers, 0.0)
 
 
 def _flat(grad: Tensor) -> Tensor:
-    return (grad.to_dense() if grad.is_sparse else grad).reshape(-1).to("cpu", torch.float64)
+    return (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
