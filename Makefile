@@ -13,7 +13,7 @@ help:
 	@echo "make test-all  run all tests"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the style that lint checks"
-	@echo "make bench     measure speed and memory (ten minutes or so); results in benchmarks/results/"
+	@echo "make bench     measure speed and memory (about 25 minutes, alone on the machine); results in benchmarks/results/"
 
 # The build tools come first, from the same pins, so that the project is built with them and pip
 # makes no environment of its own for the build.

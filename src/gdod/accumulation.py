@@ -17,12 +17,12 @@ from gdod.info import Info
 from gdod.losses import Losses, Masks, Scaler, Tasks, TaskWeights, Totals, read
 from gdod.methods import GDOD, Method, PenaltyMethod, as_method
 from gdod.rows import Across, Groups, JoinedRows, ProcessGroup, Rows, Slice, Survey, collect, exchange_over, slices_of
+from gdod.shares import shares_of_groups
 from gdod.to_grad import (
     checked_parameters,
     for_all_together,
     full_precision,
     groups_of,
-    shares_of_groups,
     step_along,
     step_along_all,
 )

@@ -6,11 +6,13 @@ weighted sum of them as gradients of the parameters.
 """
 
 from gdod.rows.across import Across, RowsAcross, Survey, slices_of
-from gdod.rows.collect import Rows, SlowPath, check_reached, collect, differentiate, gradients
+from gdod.rows.collect import check_reached, collect
 from gdod.rows.exchange import Exchange, ProcessGroup, exchange_over, is_distributed
 from gdod.rows.groups import Groups
 from gdod.rows.joined import JoinedRows
 from gdod.rows.parcels import Slice
+from gdod.rows.passes import differentiate, gradients
+from gdod.rows.rows import Rows, SlowPath
 from gdod.rows.targets import Target, before_stacking
 
 __all__ = [

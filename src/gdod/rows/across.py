@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Dense, Only
-from gdod.rows.collect import Rows, SlowPath, check_among, collect, derivatives, precision
+from gdod.rows.collect import check_among, collect
 from gdod.rows.contraction import Products
 from gdod.rows.cotangent import working
 from gdod.rows.exchange import Exchange, digest
@@ -35,8 +35,10 @@ from gdod.rows.parcels import (
     merge,
     pack,
 )
+from gdod.rows.passes import derivatives
 from gdod.rows.plan import plan_for
 from gdod.rows.random_rows import RandomRows
+from gdod.rows.rows import Rows, SlowPath, precision
 from gdod.rows.sums import Gradients, TableSums, from_owners, sum_dense, tables_by_width
 from gdod.rows.targets import Target
 from gdod.rows.workspace import release

@@ -1,0 +1,325 @@
+"""Backward passes: over a whole graph into `.grad`, or one a task with what they leave sorted into blocks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gdod.errors import InputError
+from gdod.rows.blocks import Block, Chain, Dense
+from gdod.rows.contraction import Contraction, Products
+from gdod.rows.cotangent import Cotangent, Deltas, working
+from gdod.rows.graph import Graph, walk
+from gdod.rows.groups import Groups, Owner
+from gdod.rows.lookup import Entries, Tables
+from gdod.rows.plan import Assignment, Place, Plan
+from gdod.rows.recipe import Located, Parameter, Recipe
+from gdod.rows.targets import Target
+from gdod.rows.trunk import Trunk
+from gdod.rows.views import undo
+
+Input = Tensor | GradientEdge
+
+
+def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, penalty: Tensor | None = None) -> None:
+    """An ordinary backward pass, into `.grad`, of the losses times their seeds (plus a penalty)."""
+    outputs: list[Input] = [target.output for target in targets]
+    values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+    if penalty is not None:
+        outputs, values = [*outputs, penalty], [*values, torch.ones_like(penalty)]
+    torch.autograd.backward(cast(Sequence[Tensor], outputs), values, retain_graph=retain_graph)
+
+
+def gradients(
+    targets: Sequence[Target], seeds: Tensor, retain_graph: bool, further: tuple[Tensor, Tensor] | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Parameters with their gradients of the losses times their seeds; nothing is written, no hook is called.
+
+    ``further``: a tensor that is to be differentiated along with the losses, and its cotangent.
+    """
+    graph = walk([target.node for target in targets])
+    leaves = [graph.leaf(leaf) for leaf in graph.leaves()]
+    found = derivatives(targets, seeds, leaves, retain_graph, further)
+    return [(leaf, grad) for leaf, grad in zip(leaves, found, strict=True) if grad is not None]
+
+
+def derivatives(
+    targets: Sequence[Target],
+    seeds: Tensor,
+    leaves: Sequence[Tensor],
+    retain_graph: bool,
+    further: tuple[Tensor, Tensor] | None = None,
+) -> Sequence[Tensor | None]:
+    outputs: list[Input] = [target.output for target in targets]
+    values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+    if further is not None and further[0].requires_grad:
+        outputs, values = [*outputs, further[0]], [*values, further[1]]
+    with without_hooks(leaves):
+        return grad(outputs, leaves, values, retain_graph)
+
+
+def grad(
+    outputs: Sequence[Tensor | GradientEdge],
+    inputs: Sequence[Input],
+    seeds: Sequence[Tensor],
+    retain_graph: bool,
+    create_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    try:
+        # Tensors and edges may stand in one list, which the annotations of torch do not say.
+        return torch.autograd.grad(
+            cast(Sequence[Tensor], outputs),
+            cast(Sequence[Tensor], inputs),
+            seeds,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    except RuntimeError as error:
+        if "donated buffer" not in str(error):
+            raise
+        raise InputError(
+            "the compiled model allows a single backward pass, and one a task is needed; set "
+            "torch._functorch.config.donated_buffer = False before torch.compile, or leave the model uncompiled"
+        ) from error
+
+
+@contextmanager
+def without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
+    """Hooks of a parameter are to see its whole gradient once, when it is accumulated."""
+    hooked = [(x, x._backward_hooks) for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
+    for parameter, _ in hooked:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, hooks in hooked:
+            parameter._backward_hooks = hooks
+
+
+def _agree(some: dict[int, Deltas], others: dict[int, Deltas]) -> bool:
+    """Whether cotangents found in two ways are the same but for rounding."""
+    for number, deltas in some.items():
+        for one, other in zip(deltas, others[number], strict=True):
+            one = torch.zeros_like(other) if one is None and other is not None else one
+            if one is None:
+                continue
+            size = 0.0 if other is None else float(other.norm())
+            difference = float(one.norm()) if other is None else float((one - other).norm())
+            if not difference <= torch.finfo(one.dtype).eps ** 0.5 * size:
+                return False
+    return True
+
+
+class Passes:
+    """The backward passes over one graph, and what they leave."""
+
+    def __init__(self, graph: Graph, plan: Plan, recipe: Recipe, groups: Groups) -> None:
+        self.graph, self.plan, self.recipe, self.groups = graph, plan, recipe, groups
+        self.tasks = len(plan.private)
+        self.deltas: dict[int, Deltas] = {}
+        self.rows: dict[int, list[Tensor | None]] = {}
+        self.private: dict[int, list[tuple[int, Tensor]]] = {}
+        self.count = 0
+        # What nodes saved is read now: the last pass may free it.
+        tables = [slow.parameter for slow in recipe.slow if slow.is_table]
+        products = [parameter for pair in recipe.products for parameter in pair[:1]]
+        self.loaded = {
+            (parameter.leaf, number): at.place.use.load(graph.nodes[at.place.node])
+            for parameter in (*products, *recipe.tables, *recipe.others, *tables)
+            for number, at in enumerate(parameter.located)
+        }
+
+    def run(
+        self,
+        targets: Sequence[Target],
+        seeds: Tensor,
+        active: Sequence[int],
+        retain_graph: bool,
+        assignment: Assignment,
+    ) -> None:
+        """One pass for all tasks or one a task; before that, for parameters on the slow path, one a row."""
+        if self.recipe.slow:
+            self._run_rows(targets, seeds)
+        # What is to be differentiated again has to come from autograd.
+        trunk = None if torch.is_grad_enabled() or len(active) < 2 else assignment.trunk
+        if trunk is None:
+            self._run_tasks(targets, seeds, active, retain_graph)
+            return
+        if not assignment.examine:
+            self._run_trunk(trunk, targets, seeds, active, retain_graph)
+            return
+        self._run_trunk(trunk, targets, seeds, active, retain_graph=True)
+        by_trunk, count = self.deltas, self.count
+        self._run_tasks(targets, seeds, active, retain_graph)
+        if _agree(by_trunk, self.deltas):
+            self.count = count
+        else:  # a hook on a tensor in the shared part, for instance, which only autograd knows of
+            self.count -= count
+            assignment.trunk = None
+
+    def _run_tasks(self, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool) -> None:
+        nodes = self.recipe.nodes
+        edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
+        deltas: dict[int, list[Tensor | None]] = {number: [None] * self.tasks for number in nodes}
+        self.deltas, self.private = {**deltas}, {}
+        for task in active:
+            leaves = self.plan.private[task]
+            inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
+            if task == active[-1] and not retain_graph:
+                found = self._last_pass(targets, task, seeds, inputs)
+            else:
+                found = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
+            for number, delta in zip(nodes, found, strict=False):
+                deltas[number][task] = delta
+            self._keep_private(task, leaves, found[len(nodes) : len(nodes) + len(leaves)])
+
+    def _run_trunk(
+        self, trunk: Trunk, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool
+    ) -> None:
+        leaves = [(task, leaf) for task in active for leaf in self.plan.private[task]]
+        edges = [GradientEdge(self.graph.nodes[number], 0) for number in trunk.edges]
+        inputs: list[Input] = [*edges, *(self.graph.leaf(leaf) for _, leaf in leaves)]
+        entries = trunk.entries(self.graph)
+        starts = seeds.unbind()
+        found = self._pass([targets[task] for task in active], inputs, [starts[task] for task in active], retain_graph)
+        at_edges = dict(zip(trunk.edges, found, strict=False))
+        for (task, leaf), grad in zip(leaves, found[len(edges) :], strict=True):
+            self._keep_private(task, [leaf], [grad])
+        shared = trunk.run(self.graph, entries, at_edges, self.tasks)
+        self.deltas = {}
+        for number in self.recipe.nodes:
+            delta = shared[number][0] if number in shared else None
+            if delta is None:
+                only = trunk.edges.get(number)
+                self.deltas[number] = [at_edges[number] if task == only else None for task in range(self.tasks)]
+            else:
+                self.deltas[number] = delta
+
+    def _keep_private(self, task: int, leaves: Sequence[int], grads: Sequence[Tensor | None]) -> None:
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if grad is not None:
+                self.private.setdefault(leaf, []).append((task, grad))
+
+    def _last_pass(
+        self, targets: Sequence[Target], task: int, seeds: Tensor, inputs: list[Input]
+    ) -> Sequence[Tensor | None]:
+        """Frees the graph on its way: so it also goes, with nothing, where only other tasks go."""
+        others = {id(target.output): target for target in targets if target.output is not targets[task].output}
+        nothing = torch.zeros_like(seeds[task])
+        slow, _, _ = self._slow_inputs()
+        starts = [targets[task], *others.values()]
+        return self._pass(starts, [*inputs, *slow], [seeds[task], *[nothing] * len(others)], retain_graph=False)
+
+    def _pass(
+        self,
+        targets: Sequence[Target],
+        inputs: list[Input],
+        seeds: Sequence[Tensor],
+        retain_graph: bool,
+    ) -> Sequence[Tensor | None]:
+        if not inputs:
+            return []
+        self.count += 1
+        values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
+        with without_hooks(inputs):
+            # With gradients enabled, what comes out is to be differentiated again.
+            return grad([target.output for target in targets], inputs, values, retain_graph, torch.is_grad_enabled())
+
+    def _slow_inputs(self) -> tuple[list[Input], tuple[int, ...], tuple[int, ...]]:
+        """What a pass for a row asks for: cotangents at tables' nodes, gradients of other leaves."""
+        slow = self.recipe.slow
+        nodes = tuple(dict.fromkeys(at.place.node for s in slow if s.is_table for at in s.parameter.located))
+        leaves = tuple(s.parameter.leaf for s in slow if not s.is_table)
+        edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
+        return [*edges, *(self.graph.leaf(leaf) for leaf in leaves)], nodes, leaves
+
+    def _run_rows(self, targets: Sequence[Target], seeds: Tensor) -> None:
+        inputs, nodes, leaves = self._slow_inputs()
+        count = self.groups.count * self.tasks
+        self.rows = {number: [None] * count for number in (*nodes, *leaves)}
+        for group in range(self.groups.count):
+            inside = seeds * (self.groups.of_example == group).to(seeds)
+            for task, some in enumerate(inside.any(1).tolist()):
+                if some:
+                    found = self._pass([targets[task]], inputs, [inside[task]], retain_graph=True)
+                    for number, grad in zip((*nodes, *leaves), found, strict=True):
+                        self.rows[number][group * self.tasks + task] = grad
+
+    def blocks(self) -> Iterator[Block]:
+        yield from self._products()
+        yield from self._tables([(parameter, self.deltas, self.groups) for parameter in self.recipe.tables])
+        for parameter in self.recipe.others:
+            yield from self._other(parameter)
+        yield from self._tables([(s.parameter, self.rows, Groups(1, 1)) for s in self.recipe.slow if s.is_table])
+        for s in self.recipe.slow:
+            if not s.is_table:
+                yield from self._direct(s.parameter.leaf)
+
+    def _cotangent(self, at: Located) -> Cotangent | None:
+        return Cotangent.of(self.deltas[at.place.node], self.groups, at.owner)
+
+    def _viewed(self, parameter: Parameter) -> tuple[Tensor, torch.Size, Chain]:
+        place = parameter.located[0].place
+        return self.graph.leaf(parameter.leaf), place.shape, self._chain(place)
+
+    def _chain(self, place: Place) -> Chain:
+        return [(self.graph.nodes[number], output) for number, output in place.chain]
+
+    def _products(self) -> Iterator[Block]:
+        for weight, bias in self.recipe.products:
+            uses = []
+            for number, at in enumerate(weight.located):
+                cotangent = self._cotangent(at)
+                if cotangent is not None:
+                    assert isinstance(at.place.use, Contraction)
+                    uses.append((at.place.use, self.loaded[weight.leaf, number], cotangent))
+            if uses:
+                yield Products(uses, self._viewed(weight), None if bias is None else self._viewed(bias))
+
+    def _tables(self, parameters: list[tuple[Parameter, Mapping[int, Deltas], Groups]]) -> Iterator[Block]:
+        """Tables of one width and kind share a block."""
+        kinds: dict[tuple[object, ...], list[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]] = {}
+        for parameter, deltas, groups in parameters:
+            table, uses, sparse = self.graph.leaf(parameter.leaf), [], False
+            for number, at in enumerate(parameter.located):
+                cotangent = Cotangent.of(deltas[at.place.node], groups, at.owner)
+                if cotangent is not None:
+                    uses.append((self.loaded[parameter.leaf, number], cotangent))
+                    sparse = self.graph.nodes[at.place.node]._saved_sparse  # type: ignore[attr-defined]
+            if uses:
+                kind = (table.shape[1], table.device, uses[0][1].dtype)
+                kinds.setdefault(kind, []).append((table, sparse, uses))
+        for tables in kinds.values():
+            yield Tables(tables)
+
+    def _other(self, parameter: Parameter) -> Iterator[Block]:
+        """Rows as a matrix; of several uses in the parameter's own shape, so that they can be added."""
+        leaf, shape, chain = self._viewed(parameter)
+        several, total = len(parameter.located) > 1, None
+        for number, at in enumerate(parameter.located):
+            cotangent = self._cotangent(at)
+            if cotangent is None:
+                continue
+            rows = at.place.use.rows(self.loaded[parameter.leaf, number], cotangent, at.place.shape)
+            if several:
+                views = self._chain(at.place)
+                rows = torch.stack([undo(views, row).to(rows.dtype) for row in rows]) if views else rows
+                total = rows if total is None else total + rows
+            else:
+                total = rows
+        if total is not None and several:
+            shape, chain = leaf.shape, []
+        if total is not None:
+            yield Dense(leaf, total.reshape(len(total), -1), shape, chain)
+
+    def _direct(self, leaf: int) -> Iterator[Block]:
+        parameter = self.graph.leaf(leaf)
+        rows = [None if row is None else row.to_dense() if row.is_sparse else row for row in self.rows[leaf]]
+        cotangent = Cotangent.of(rows, Groups(1, 1), Owner(0, 1))
+        if cotangent is not None:
+            stacked = working(cotangent.stacked).reshape(cotangent.rows, -1)
+            yield Dense(parameter, stacked, parameter.shape, [])
