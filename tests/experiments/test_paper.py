@@ -13,7 +13,7 @@ from gdod.errors import InputError
 from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale
 from gdod.experiments.paper.printed import printed
 from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen, reproduce
-from gdod.experiments.paper.results import ADAM, GDOD, OPTIMIZERS, Methods
+from gdod.experiments.paper.results import ADAM, GDOD, OPTIMIZERS, Methods, trend
 from gdod.experiments.paper.sets import SETS, find_sets
 from gdod.experiments.paper.store import Store, metric_of
 from gdod.experiments.paper.tables import Row, gains, gains_grid
@@ -190,6 +190,20 @@ def test_gains_are_paired_by_seed_and_judged() -> None:
     mean = found.found["GDOD", None].mean
     assert mean is not None
     assert math.isclose(mean, ((0.01 + 0.012 + 0.009) + (-0.02 - 0.01 + 0.01)) / 6)
+
+
+def test_a_trend_is_what_a_doubling_gains() -> None:
+    methods = {1: "sum", 2: "gdod", 8: "cagrad"}
+    tilts = {0: 0.01, 1: 0.02, 2: 0.03}
+    curve = {name: {s: [0.5 + t * math.log2(x)] * 2 for s, t in tilts.items()} for x, name in methods.items()}
+    cases = {x: Case("census", method=Spec(name)) for x, name in methods.items()}
+    found = trend(Fixed(curve, {}), cases)
+    assert found.mean == pytest.approx(0.02)
+    assert found.low is not None
+    assert found.low < 0.01
+    del curve["gdod"][2]
+    without = trend(Fixed(curve, {}), cases)
+    assert (without.n, without.mean) == (2, pytest.approx(0.015))
 
 
 def test_names(cache: Path, tmp_path: Path) -> None:

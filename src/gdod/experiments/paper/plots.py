@@ -62,9 +62,13 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.25)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize=8)
+    shown = [axis for axis, _ in zip(axes.flat, panels, strict=False)]
+    legends = [axis.get_legend_handles_labels() for axis in shown]
+    if any(labels != legends[0][1] for _, labels in legends):
+        for axis in shown:
+            axis.legend(fontsize=8)
+    elif len(legends[0][1]) > 1:
+        figure.legend(*legends[0], loc="outside lower center", ncols=min(5, len(legends[0][1])), fontsize=8)
     figure.set_layout_engine("constrained")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Software": None})

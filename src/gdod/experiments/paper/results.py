@@ -1,9 +1,10 @@
 """The paper's tables and figures, each a declaration of what is run and how it is laid out."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any, Protocol
 
 from gdod.experiments.paper.cases import Case
@@ -12,8 +13,9 @@ from gdod.experiments.paper.printed import printed
 from gdod.experiments.paper.sets import PRINTED_NAMES, SETS
 from gdod.experiments.paper.store import Store, metric_of
 from gdod.experiments.paper.tables import Gains, Grid, Row, figures_grid, gains, gains_grid, interval
-from gdod.experiments.paper.verdicts import counted
+from gdod.experiments.paper.verdicts import counted, of_gain
 from gdod.experiments.plan import Spec
+from gdod.experiments.statistics import Difference, paired_difference
 
 ADAM = Spec("sum")
 """What the paper calls Adam: the plain sum of the tasks' gradients."""
@@ -265,8 +267,8 @@ class Dimensions:
         ]
 
     def tell(self, store: Store, pictures: Path) -> str:
-        panels, parts = [], []
-        for key in ("bookcrossing", "ijcai15"):
+        panels, parts, lines = [], [], []
+        for key, claimed in (("bookcrossing", -1.0), ("ijcai15", 1.0)):
             title, tasks = store.sets[key].title, store.tasks(Case(key))
             for what, found in (("groups", self._groups(key)), ("rank at most", self._ranks(key))):
                 panels.append(
@@ -281,12 +283,18 @@ class Dimensions:
                 )
                 rows = [Row("Adam", Case(key)), *(Row(f"{what} {many}", case) for many, case in found.items())]
                 parts += [f"### {title}: {what}", gains_grid(gains(store, rows, rows[0])).markdown()]
+                slope = trend(store, found)
+                says = "rises" if claimed > 0 else "falls"
+                lines.append((title, what, says, interval(slope), of_gain(claimed, slope)))
         draw(panels, pictures / "figure5.png")
         return "\n\n".join(
             [
                 "![AUC against groups and rank](figure5.png)",
                 "The paper shows AUC rising with the dimension on IJCAI-15 and falling on BookCrossing; it prints no "
                 "figures, and does not say how the dimension was set. " + _caveat(store, "bookcrossing"),
+                Grid(("data set", "dimension by", "the paper", "gain a doubling", "verdict"), tuple(lines)).markdown(),
+                "A gain a doubling is the slope of mean AUC over tasks against the logarithm of the dimension: a "
+                "straight line for each seed, their mean and its interval.",
                 *parts,
             ]
         )
@@ -386,8 +394,6 @@ def along(store: Store, case: Case, name: str, task: str | None, metric: str, pa
 
 def difference_line(store: Store, cases: Mapping[Any, Case], baseline: Case, task: str | None) -> Series:
     """Differences from a baseline, with their intervals."""
-    from gdod.experiments.statistics import paired_difference
-
     base = store.metric(baseline, task)
     found = {x: paired_difference(store.metric(case, task), base) for x, case in cases.items()}
     known = {x: one for x, one in found.items() if one.mean is not None and one.low is not None}
@@ -400,14 +406,25 @@ def difference_line(store: Store, cases: Mapping[Any, Case], baseline: Case, tas
     )
 
 
+def trend(store: Store, cases: Mapping[int, Case]) -> Difference:
+    """What mean AUC gains with each doubling of x, by a straight line for each seed."""
+    found = {x: store.metric(case, None) for x, case in cases.items()}
+    slopes: dict[Any, float | None] = {}
+    for seed in store.scale.seeds:
+        points = [(math.log2(x), value) for x, by_seed in found.items() if (value := by_seed.get(seed)) is not None]
+        if len(points) == len(cases):
+            slopes[seed] = linear_regression(*zip(*points, strict=True)).slope
+    return paired_difference(slopes, dict.fromkeys(slopes, 0.0))
+
+
 def _time_picture(store: Store, key: str, rows: Sequence[Row], out: Path) -> str:
     """Validation AUC against the time spent in steps."""
     series = []
     for row in rows:
         line = along(store, row.case, row.name, None, "auc", "validation")
-        times = [value for value in store.values(row.case, lambda r: r["seconds"] / r["steps"]).values() if value]
+        times = [value for value in store.values(row.case, lambda r: r["milliseconds_per_step"]).values() if value]
         if line is not None and times:
-            series.append(Series(row.name, [step * fmean(times) for step in line.x], line.mean))
+            series.append(Series(row.name, [step * fmean(times) / 1e3 for step in line.x], line.mean))
     if not series:
         return ""
     draw([Panel(store.sets[key].title, "seconds of training (steps alone)", "mean validation AUC", series)], out, 1)
