@@ -84,10 +84,9 @@ class Tasks:
 
 def means(values: Tensor, labelled: Tensor | None) -> Tensor:
     """Mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
-    values = values.double()
     if labelled is None:
-        return values.mean(1).cpu()
-    return (torch.where(labelled, values, 0.0).sum(1) / labelled.sum(1)).cpu()
+        return values.mean(1, dtype=torch.float64).cpu()
+    return (torch.where(labelled, values, 0.0).sum(1, dtype=torch.float64) / labelled.sum(1)).cpu()
 
 
 def scale_of(scaler: Scaler | None, losses: Tensor) -> float | None:
@@ -140,14 +139,14 @@ def _targets(losses: Losses, may_be_empty: bool) -> tuple[tuple[str, ...], list[
         raise InputError("losses is empty; pass the losses of at least one task")
     for name, tensor in zip(names, tensors, strict=True):
         _check_loss(name, tensor, may_be_empty)
-    lengths = {len(tensor) for tensor in tensors}
-    if len(lengths) > 1:
+    first = tensors[0]
+    if any(tensor.shape != first.shape for tensor in tensors):
         found = ", ".join(f"{name!r}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
         raise InputError(
             f"the losses have unequal lengths ({found}); every task needs one loss for each example of the batch; "
             "use mask= for examples without a label"
         )
-    if len({tensor.dtype for tensor in tensors}) > 1 or len({tensor.device for tensor in tensors}) > 1:
+    if any(tensor.dtype != first.dtype or tensor.device != first.device for tensor in tensors):
         found = ", ".join(f"{name!r}: {t.dtype} on {t.device}" for name, t in zip(names, tensors, strict=True))
         raise InputError(f"the losses differ in type or device ({found}); bring them to one, e.g. with .float()")
     return names, tensors, tuple(Target(tensor) for tensor in tensors)
@@ -170,7 +169,7 @@ def _check_loss(name: str, loss: Any, may_be_empty: bool) -> None:
 
 
 def _check_tensor(what: str, loss: Tensor, may_be_empty: bool) -> None:
-    if len(loss) == 0 and not may_be_empty:
+    if loss.shape[0] == 0 and not may_be_empty:
         raise InputError(f"{what} has shape {tuple(loss.shape)}, no examples; expected at least one")
     if not loss.is_floating_point():
         raise InputError(f"{what} has type {loss.dtype}; expected a floating-point type")

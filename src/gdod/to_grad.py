@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -157,10 +156,14 @@ def _in_one_pass(
     if parameters is not None and across is None:
         check_reached(tasks.targets, parameters)
     mean_losses = tasks.mean_losses()
-    factors = torch.where(mean_losses.isnan(), 0.0, method.weigh_losses(mean_losses))
+    factors = method.weigh_losses(mean_losses)
+    if tasks.labelled is not None or across is not None:
+        factors = torch.where(mean_losses.isnan(), 0.0, factors)  # a task without labels
     if across is not None:
         factors = across.settle(factors)
-    seeds = tasks.seeds() * factors.to(tasks.values).unsqueeze(1)
+    seeds = tasks.seeds()
+    if not method.keeps_all:
+        seeds = seeds * factors.to(seeds).unsqueeze(1)
     if across is not None:
         grads = across.differentiate(tasks.targets, seeds, retain_graph, parameters)
         accumulate_all(grads)
@@ -168,8 +171,8 @@ def _in_one_pass(
         accumulate_all(unaliased(gradients(tasks.targets, seeds, retain_graph)))
     else:
         differentiate(tasks.targets, seeds, retain_graph)
-    info = _info(tasks, Weights(factors, heads=factors, all_kept=method.keeps_all))
-    return replace(info, mean_losses=lambda: mean_losses)  # they are at hand
+    weights = Weights(factors, heads=factors, all_kept=method.keeps_all)
+    return Info(tasks.names, lambda: mean_losses, None, (), passes=1, gram=None, weights=weights)
 
 
 def _with_penalty(

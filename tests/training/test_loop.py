@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 import gdod
 from gdod import InputError
-from gdod.data.part import MemoryPart
+from gdod.data.part import MemoryPart, Part
 from gdod.errors import NonFiniteInputError
 from gdod.models import MODELS, Task, per_example_losses
 from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
@@ -109,7 +109,7 @@ def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, cl
 def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: bool) -> None:
     dataset = tiny.dataset()
     model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
-    batch, labels, weights = next(dataset.train.batches(100))
+    batch, labels, weights, _ = next(dataset.train.batches(100))
     labels = labels if missing else {name: label.nan_to_num(0.0) for name, label in labels.items()}
     weights = weights if weighted else None
     quick = binary_labels(labels, model.tasks)
@@ -120,6 +120,36 @@ def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: 
     torch.testing.assert_close(binary_losses(logits, quick, weights), expected)
     assert quick.mask is None or tiny.same(quick.mask, mask)
     assert quick.mask is not None or all(bool(known.all()) for known in mask.values())
+
+
+def with_labels(part: Part, change: Callable[[torch.Tensor], torch.Tensor]) -> MemoryPart:
+    assert isinstance(part, MemoryPart)
+    return dataclasses.replace(part, examples=part.examples._replace(labels=change(part.examples.labels)))
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_labels_that_were_seen_with_others_are_not_looked_at_again(missing: bool) -> None:
+    dataset = tiny.dataset()
+    part = dataset.train if missing else with_labels(dataset.train, lambda labels: labels.nan_to_num(0.0))
+    for minibatch in part.batches(100, seed=1):
+        assert minibatch.seen == ("gaps" if missing else "whole")
+        found = binary_labels(minibatch.labels, dataset.tasks, minibatch.seen)
+        expected = binary_labels(minibatch.labels, dataset.tasks)
+        assert found is not None
+        assert expected is not None
+        assert tiny.same(found.values, expected.values)
+        assert tiny.same(found.mask or {}, expected.mask or {})
+
+
+@pytest.mark.parametrize("label", [-1.0, 2.0, float("inf"), float("-inf")])
+def test_labels_out_of_range_are_not_called_seen(label: float) -> None:
+    def spoiled(labels: torch.Tensor) -> torch.Tensor:
+        labels = labels.clone()
+        labels[0, 7] = label
+        return labels
+
+    part = with_labels(tiny.dataset().train, spoiled)
+    assert {minibatch.seen for minibatch in part.batches(100)} == {None}
 
 
 @pytest.mark.parametrize("label", [-1.0, 2.0, float("inf")])

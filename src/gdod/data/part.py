@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +16,16 @@ from gdod.models import Batch
 _BLOCK = 16_384
 
 
+Seen = Literal["whole", "gaps"]  # labels from 0 to 1: all are there, some may be missing
+
+
 class Minibatch(NamedTuple):
     """What one training step takes."""
 
     batch: Batch
     labels: dict[str, Tensor]  # [B] float32 each, nan where missing
     weights: Tensor | None  # [B] float32, mean 1 over the training part; None: all alike
+    seen: Seen | None = None  # what the labels are known to be; None: nobody has looked, or they are something else
 
 
 class Part(Protocol):
@@ -137,6 +141,7 @@ def cut(
     lists = [field.long().split(size) for field in block.sequences]
     labels = block.labels.split(size, 1)  # [K, B] each
     weights = None if block.weights is None else block.weights.split(size)
+    seen = look_at(block.labels)  # once for many batches
     for at in range(len(ids)):
         batch = Batch(ids[at], numbers[at], tuple(field[at] for field in lists))
         label, weight = labels[at], None if weights is None else weights[at]
@@ -144,7 +149,20 @@ def cut(
             mine = _share(batch.size, rank, ranks)
             batch, label = batch.take(mine), label[:, mine]
             weight = None if weight is None else weight[mine]
-        yield Minibatch(batch, dict(zip(tasks, label.unbind(0), strict=True)), weight)
+        yield Minibatch(batch, dict(zip(tasks, label.unbind(0), strict=True)), weight, seen)
+
+
+def look_at(labels: Tensor) -> Seen | None:
+    """What can be said of all labels [K, n] together."""
+    if not labels.numel():
+        return "whole"
+    low, high = torch.aminmax(labels)  # nan if any label is
+    if float(low) >= 0 and float(high) <= 1:
+        return "whole"
+    if not bool(low.isnan()):
+        return None
+    low, high = torch.aminmax(torch.where(labels.isnan(), 0.0, labels))
+    return "gaps" if float(low) >= 0 and float(high) <= 1 else None
 
 
 def _share(size: int, rank: int, ranks: int) -> slice:

@@ -40,7 +40,7 @@ def pieces(rank: int, ranks: int, lanes: int) -> Iterator[tuple[int, Fraction, F
 
 
 def _cut(minibatch: "Minibatch", first: Fraction, last: Fraction) -> "Minibatch":
-    batch, labels, weights = minibatch
+    batch, labels, weights, _ = minibatch
     mine = slice(floor(batch.size * first), floor(batch.size * last))
     return minibatch._replace(
         batch=batch.take(mine),
@@ -60,4 +60,5 @@ def _joined(found: "Sequence[Minibatch]") -> "Minibatch":
         ),
         labels={name: torch.cat([one.labels[name] for one in found]) for name in found[0].labels},
         weights=torch.cat(weights) if weights else None,
+        seen=found[0].seen if len({one.seen for one in found}) == 1 else None,
     )

@@ -198,9 +198,9 @@ class Trainer:
         return info
 
     def _losses(self, minibatch: "Minibatch") -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        batch, labels, weights = minibatch
+        batch, labels, weights, seen = minibatch
         weights = weights if self.config.sample_weights else None
-        binary = binary_labels(labels, self.model.tasks)
+        binary = binary_labels(labels, self.model.tasks, seen)
         if self.device.type != "cpu":
             batch = batch.to(self.device)
             labels = {name: label.to(self.device) for name, label in labels.items()} if binary is None else {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from gdod.data.part import Seen, look_at
 from gdod.models import Task, per_example_losses
 
 
@@ -24,25 +25,25 @@ class Labels(NamedTuple):
         return Labels({name: label.to(device) for name, label in self.values.items()}, mask)
 
 
-def binary_labels(labels: Mapping[str, Tensor], tasks: tuple[Task, ...]) -> Labels | None:
-    """None if there are other tasks or other labels than 0, 1 and nan; those take the long way."""
+def binary_labels(labels: Mapping[str, Tensor], tasks: tuple[Task, ...], seen: Seen | None = None) -> Labels | None:
+    """None if there are other tasks or other labels than 0 to 1 and nan; those take the long way.
+
+    ``seen``: what is known of the labels already.
+    """
     if any(task.kind != "binary" for task in tasks):
         return None
-    if not len(labels[tasks[0].name]):  # a rank may have no example of a batch
-        return Labels({task.name: labels[task.name] for task in tasks}, None)
+    given = [labels[task.name] for task in tasks]
+    if seen is None:
+        seen = look_at(torch.stack(given))
+    if seen is None:
+        return None
     names = [task.name for task in tasks]
-    stacked = torch.stack([labels[name] for name in names])  # [K, B]
-    low, high = torch.aminmax(stacked)  # nan if any label is
-    if float(low) >= 0 and float(high) <= 1:
-        return Labels({name: labels[name] for name in names}, None)
-    if not low.isnan():
-        return None
-    known = ~stacked.isnan()
-    filled = torch.where(known, stacked, 0.0)
-    low, high = torch.aminmax(filled)
-    if float(low) < 0 or float(high) > 1:
-        return None
-    return Labels(dict(zip(names, filled, strict=True)), dict(zip(names, known, strict=True)))
+    if seen == "whole":
+        return Labels(dict(zip(names, given, strict=True)), None)
+    stacked = torch.stack(given)  # [K, B]
+    missing = stacked.isnan()
+    filled = torch.where(missing, 0.0, stacked)
+    return Labels(dict(zip(names, filled, strict=True)), dict(zip(names, ~missing, strict=True)))
 
 
 def binary_losses(logits: Mapping[str, Tensor], labels: Labels, weights: Tensor | None) -> dict[str, Tensor]:
