@@ -21,6 +21,8 @@ from benchmarks.ways import COMPETITORS, PLAIN, Competitor
 THREADS = 2
 WARM_UP = 5
 FEWEST_PAIRS, MOST_PAIRS = 3, 400
+BLOCK = 10  # steps that a process makes before it is another's turn
+LONG = 0.2  # seconds after which a single step is a block
 
 
 @dataclass(frozen=True)
@@ -52,39 +54,24 @@ class Memory:
     megabytes: float
 
 
-def time_competitors(case: Case, competitors: list[Competitor], seconds: float) -> list[Timing | Skipped]:
-    """Time each competitor in turn with the plain step, for about ``seconds`` each."""
-    for competitor in competitors:
-        load(competitor, case)
-    torch.manual_seed(0)
-    model = SharedBottom(case)
-    optimizer = torch.optim.Adam(model.parameters()) if case.adam else None
-    feed = batches(case)
+def time_competitors(
+    case: Case, competitors: list[Competitor], seconds: float, processes: int = 1, keep_memory: bool = False
+) -> list[Timing | Skipped]:
+    """Time each competitor in turn with the plain step, for about ``seconds``, in each of some pairs of processes.
 
-    def timed(competitor: Competitor) -> Callable[[], float]:
-        way = competitor.way(case)
-
-        def once() -> float:
-            batch = next(feed)
-            start = time.perf_counter()
-            model.zero_grad()
-            way(model, batch)
-            if optimizer is not None:
-                optimizer.step()
-            return time.perf_counter() - start
-
-        return once
-
-    plain = timed(PLAIN)
-    for _ in range(WARM_UP):
-        plain()
+    Each trains in a process of its own, as it would for a user. In one process they would share a heap, and how
+    often a step has to ask the system for memory would depend on what the other one has left there.
+    """
     results: list[Timing | Skipped] = []
     for competitor in competitors:
         if reason := competitor.refuses(case):
             results.append(Skipped(case, competitor.name, reason))
             continue
-        pairs = time_pairs(plain, timed(competitor), seconds)
-        ratios = [other / base for base, other in pairs]
+        pairs = []
+        for _ in range(processes):
+            with Trainee(case, PLAIN, keep_memory) as plain, Trainee(case, competitor, keep_memory) as other:
+                pairs += time_pairs(plain.block, other.block, seconds)
+        ratios = [theirs / base for base, theirs in pairs]
         quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         results.append(
             Timing(
@@ -93,15 +80,61 @@ def time_competitors(case: Case, competitors: list[Competitor], seconds: float) 
                 ratio=statistics.median(ratios),
                 low=quartiles[0],
                 high=quartiles[2],
-                milliseconds=1e3 * statistics.median(other for _, other in pairs),
+                milliseconds=1e3 * statistics.median(theirs for _, theirs in pairs),
                 pairs=len(pairs),
             )
         )
     return results
 
 
+class Trainee:
+    """A process that trains a competitor, a block of steps whenever it is asked to."""
+
+    def __init__(self, case: Case, competitor: Competitor, keep_memory: bool) -> None:
+        self.process = start("train", case, competitor, keep_memory=keep_memory, stdin=subprocess.PIPE)
+
+    def __enter__(self) -> "Trainee":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()  # closes its input, which ends it
+
+    def block(self) -> float:
+        """Mean time of a step."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("block\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+
+def train(case: Case, competitor: Competitor, keep_memory: bool) -> None:
+    """The child's side: a line of input, a block, a line of output."""
+    if keep_memory:
+        keep_freed_memory()
+    torch.manual_seed(0)
+    model = SharedBottom(case)
+    optimizer = torch.optim.Adam(model.parameters()) if case.adam else None
+    way, feed = competitor.way(case), batches(case)
+
+    def step() -> float:
+        batch = next(feed)
+        start = time.perf_counter()
+        model.zero_grad()
+        way(model, batch)
+        if optimizer is not None:
+            optimizer.step()
+        return time.perf_counter() - start
+
+    for _ in sys.stdin:
+        # The first step finds the caches as the other process left them, which it would not when training alone.
+        first = step()
+        took = [step() for _ in range(BLOCK)] if first < LONG else [first]
+        print(statistics.fmean(took), flush=True)
+
+
 def time_pairs(plain: Callable[[], float], other: Callable[[], float], seconds: float) -> list[tuple[float, float]]:
-    """Pairs of times, one step each. If a single pair takes longer than ``seconds``, it is all."""
+    """Pairs of times, one call each. If a single pair takes longer than ``seconds``, it is all."""
     gc.collect()
     start = time.perf_counter()
     first = plain(), other()
@@ -139,15 +172,25 @@ def keep_freed_memory() -> None:
 
 def peak_memory(case: Case, competitor: Competitor) -> Memory:
     """Measure in a new process: a peak never comes down again in the one that had it."""
-    order = json.dumps({"case": asdict(case), "competitor": competitor.name})
-    child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.measure", order],
+    child = start("peak", case, competitor)
+    told, _ = child.communicate()
+    if child.returncode:
+        raise SystemExit(f"measuring the memory of {competitor.name} ended with exit code {child.returncode}")
+    return Memory(case, competitor.name, float(told))
+
+
+def start(
+    what: str, case: Case, competitor: Competitor, keep_memory: bool = False, stdin: int | None = None
+) -> "subprocess.Popen[str]":
+    """This module as a process."""
+    order = {"what": what, "case": asdict(case), "competitor": competitor.name, "keep_memory": keep_memory}
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.measure", json.dumps(order)],
         cwd=Path(__file__).parent.parent,
-        check=True,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return Memory(case, competitor.name, float(child.stdout))
 
 
 def steps_peak(case: Case, competitor: Competitor, steps: int = 5) -> float:
@@ -205,4 +248,7 @@ if __name__ == "__main__":
     torch.set_num_threads(THREADS)
     order = json.loads(sys.argv[1])
     chosen = next(one for one in COMPETITORS if one.name == order["competitor"])
-    print(steps_peak(Case(**order["case"]), chosen))
+    if order["what"] == "peak":
+        print(steps_peak(Case(**order["case"]), chosen))
+    else:
+        train(Case(**order["case"]), chosen, order["keep_memory"])

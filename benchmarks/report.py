@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.case import Case
-from benchmarks.measure import THREADS, Memory, Skipped, Timing
+from benchmarks.measure import BLOCK, THREADS, Memory, Skipped, Timing
 from benchmarks.ways import COMPETITORS, GDOD, PLAIN, Competitor
 
 LARGE = 1_000_000
@@ -61,10 +61,10 @@ class Results:
         if self.timings:
             parts += [
                 "## Time, as a ratio to a plain forward and backward pass",
-                "Median over pairs of steps timed in turn in one process, with the quartiles. The "
-                "column plain is the plain step against itself: what the machine's noise makes of "
-                "1. Cases with Adam time the whole training step. Tables have 8 columns. Empty: "
-                "not run.",
+                f"Each way trains in a process of its own; blocks of {BLOCK} steps of it and of the plain step "
+                "are timed in turn. Median over pairs of blocks, with the quartiles. The column plain is the plain "
+                "step in one process against that in another: what the machine's noise makes of 1. Cases with Adam "
+                "time the whole training step. Tables have 8 columns. Empty: not run.",
                 timing_table(self.timings),
             ]
         if self.memory:

@@ -225,6 +225,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         (["train", "--data", "clicks.csv", "--schema", "clicks.yaml", "--set", "batch"], "expected a name and a value"),
         (["train", "--data", "clixks.csv"], "clicks.csv"),
         (["train", "nothing.yaml"], "cannot be read"),
+        (["train", "census"], "if it is data, say --data census"),
         (["train", "--resume"], "--resume needs --out"),
         (["train", "--resume", "--out", "nowhere"], "no run in nowhere"),
         (["predict", "nowhere", "clicks.csv", "--out", "x.csv"], "is no run"),

@@ -191,7 +191,8 @@ def read_settings(file: Path) -> Settings:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"the configuration {file} cannot be read: {error.strerror}") from error
+        hint = "" if file.suffix else f"; expected a YAML or TOML file of settings: if it is data, say --data {file}"
+        raise InputError(f"the configuration {file} cannot be read: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the configuration {file} is not UTF-8: {error}") from error
     parse = parse_toml if file.suffix.lower() == ".toml" else parse_yaml
