@@ -20,7 +20,7 @@ def find_files(source: str | Path) -> tuple[Path, ...]:
         found = [file for file in path.iterdir() if file.is_file() and file.name[0] not in "._" and kind(file)]
         if not found:
             raise InputError(f"the folder {path} has no file that ends in {_endings()}")
-    elif any(sign in str(source) for sign in "*?["):
+    elif _is_pattern(str(source)):
         found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
         if not found:
             raise InputError(f"no file fits the pattern {str(source)!r}")
@@ -33,6 +33,22 @@ def find_files(source: str | Path) -> tuple[Path, ...]:
     if len({kind(file) in PARQUET for file in found}) > 1:
         raise InputError(f"{source} has both text and Parquet files: {listed(file.name for file in sorted(found))}")
     return tuple(sorted(found))
+
+
+def base_folder(source: str | Path) -> Path:
+    """The folder that holds all files of the source: of a pattern, what comes before its first sign."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return path.parent
+    while _is_pattern(str(path)):
+        path = path.parent
+    return path
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
 
 
 def kind(path: Path) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from gdod.data.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
 from gdod.data.dataset import Dataset
 from gdod.data.encoder import Encoder
-from gdod.data.files import find_files
+from gdod.data.files import base_folder, find_files
 from gdod.data.inspection import inspect
 from gdod.data.part import MemoryPart, Part
 from gdod.data.prepared import examples, polars
@@ -84,12 +84,19 @@ def prepare(
     root = cache_folder(cache)
     if schema is not None and not isinstance(schema, TableSchema):
         schema = TableSchema.read(schema)
-    named = SOURCES.get(str(source))
+    named = SOURCES.get(source) if isinstance(source, str) else None  # a Path, or "./ads", is a file of that name
     if named is not None:
+        if labels := tuple(labels):
+            raise InputError(f"labels={labels!r} are given, but the data set {source!r} has its own; leave them out")
         request = _named(named, schema, None if folder is None else Path(folder), options)
     else:
         if options:
             raise InputError(f"the option {next(iter(options))!r} is unknown: {str(source)!r} is a table of your own")
+        if folder is not None:
+            raise InputError(
+                f"folder={str(folder)!r} is for a data set with a name, and {str(source)!r} is none; leave it out, and "
+                "give the path of the table as a whole"
+            )
         request = _files(source, schema, tuple(labels), root, SOURCES)
     target = root / "prepared" / request.fingerprint
     if not is_whole(target):
@@ -182,17 +189,21 @@ def _files(
     elif labels:
         raise InputError("labels=... is for a schema that is inferred; this one is given, so mark them there")
     table = schema
-    base = Path(source) if Path(source).is_dir() else files["train"][0].parent
+    base = base_folder(source)
     for part in ("validation", "test"):
         given = getattr(table.split, part)
         if isinstance(given, str):
             if not (base / given).resolve().is_relative_to(base.resolve()):
                 raise InputError(
                     f"the schema's split has {part}={given!r}, which leads out of {base}, the folder of the data; "
-                    "put the file there, or name it relative to that folder"
+                    "put the file there, or name all files with a pattern, such as 'logs/*/*.csv', and the "
+                    "part relative to the folder before its first '*'"
                 )
             files[part] = find_files(base / given)
-            files["train"] = tuple(path for path in files["train"] if path not in files[part])
+            taken = {path.resolve() for path in files[part]}
+            if twice := taken & {path.resolve() for path in files.get("validation", ()) if part == "test"}:
+                raise InputError(f"{min(twice)} is in both `validation` and `test` of the schema's split; name others")
+            files["train"] = tuple(path for path in files["train"] if path.resolve() not in taken)
     if not files["train"]:
         raise InputError(f"{source}: no file is left for training; `test` and `validation` take them all")
     for paths in files.values():

@@ -1,0 +1,77 @@
+"""Which files become which part, however they are named; and what is no file at all."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from gdod import InputError
+from gdod.data import Dataset, load
+
+SCHEMA = "columns: {{age: numeric, click: label}}\nsplit: {{by: files, {parts}}}\n"
+
+
+def table(path: Path, rows: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pl.DataFrame({"age": range(rows), "click": [row % 2 for row in range(rows)]}).write_csv(path)
+
+
+def loaded(source: str | Path, parts: str, tmp_path: Path) -> Dataset:
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(SCHEMA.format(parts=parts))
+    return load(source, schema=schema, cache=tmp_path / "cache")
+
+
+def sizes(dataset: Dataset) -> tuple[int, int, int]:
+    return len(dataset.train), len(dataset.validation), len(dataset.test)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    table(tmp_path / "logs" / "train.csv", 200)
+    table(tmp_path / "logs" / "test.csv", 100)
+    return tmp_path / "logs"
+
+
+@pytest.mark.parametrize("name", ["test.csv", "./test.csv", "../logs/test.csv", "ABSOLUTE"])
+@pytest.mark.parametrize("source", ["folder", "pattern", "relative"])
+def test_a_test_file_is_never_trained_on(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"folder": logs, "pattern": f"{logs}/*.csv", "relative": "logs"}[source]
+    name = str(logs / "test.csv") if name == "ABSOLUTE" else name
+    assert sizes(loaded(given, f"test: {name}", tmp_path)) == (180, 20, 100)
+
+
+def test_nor_is_one_that_is_there_under_another_name(logs: Path, tmp_path: Path) -> None:
+    (logs / "again.csv").symlink_to(logs / "test.csv")
+    assert sizes(loaded(logs, "test: test.csv", tmp_path)) == (180, 20, 100)
+
+
+def test_one_file_cannot_be_two_parts(logs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"test.csv is in both `validation` and `test`"):
+        loaded(logs, f"validation: test.csv, test: {logs / 'test.csv'}", tmp_path)
+
+
+def test_parts_in_folders_of_their_own(tmp_path: Path) -> None:
+    for part, rows in (("train", 200), ("test", 100), ("validation", 50)):
+        table(tmp_path / "data" / part / "a.csv", rows)
+    found = loaded(f"{tmp_path}/data/*/*.csv", "test: test, validation: validation/a.csv", tmp_path)
+    assert sizes(found) == (200, 50, 100)
+    with pytest.raises(InputError, match="leads out of .* with a pattern"):
+        loaded(tmp_path / "data" / "train", "test: ../test", tmp_path)
+
+
+def test_a_folder_with_the_name_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "ads" / "a.csv", 100)
+    for source in ("./ads", Path("ads"), Path("./ads")):
+        assert set(load(source, cache="cache").encoder.table.columns) == {"age", "click"}
+
+
+def test_what_would_be_ignored_is_refused(logs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="labels=.*'click'.* data set 'ads' has its own"):
+        load("ads", labels=["click"], cache=tmp_path)
+    with pytest.raises(InputError, match="folder='somewhere' is for a data set with a name"):
+        load(logs, folder="somewhere", cache=tmp_path)
