@@ -13,7 +13,7 @@ from gdod.errors import InputError
 from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale
 from gdod.experiments.paper.printed import printed
 from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen, reproduce
-from gdod.experiments.paper.results import ADAM, GDOD, OPTIMIZERS, Methods, trend
+from gdod.experiments.paper.results import ADAM, GDOD, OPTIMIZERS, Methods, trend, weights_verdict
 from gdod.experiments.paper.sets import SETS, find_sets
 from gdod.experiments.paper.store import Store, metric_of
 from gdod.experiments.paper.tables import Row, gains, gains_grid
@@ -204,6 +204,16 @@ def test_a_trend_is_what_a_doubling_gains() -> None:
     del curve["gdod"][2]
     without = trend(Fixed(curve, {}), cases)
     assert (without.n, without.mean) == (2, pytest.approx(0.015))
+
+
+@pytest.mark.parametrize(
+    ("wins", "below", "verdict"),
+    [(3, 1, "confirmed"), (2, 2, "not confirmed"), (0, 2, "not confirmed"), (1, 3, "contradicted")],
+)
+def test_task_weights_are_judged_by_most_situations(wins: int, below: int, verdict: str) -> None:
+    worse, level = difference(-0.2, -0.1), difference(-0.1, 0.1)
+    best = ["GDOD"] * wins + ["Adam"] * (4 - wins)
+    assert weights_verdict(best, [worse] * below + [level] * (4 - below)).endswith(f": {verdict}.")
 
 
 def test_names(cache: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def gains(store: Store, rows: Sequence[Row], baseline: Row, metric: str = "auc")
     return Gains(others, baseline, tasks, found, {row.name: p for row, p in zip(others, corrected, strict=True)})
 
 
-def figures_grid(store: Store, rows: Sequence[Row], metric: str = "auc") -> Grid:
+def figures_grid(store: Store, rows: Sequence[Row], metric: str = "auc", *, with_costs: bool = True) -> Grid:
     """Mean ± standard deviation on test data, the paper's figure behind it, and what a step costs."""
     tasks = store.tasks(rows[0].case)
     base = _milliseconds(store, rows[0].case).mean
@@ -81,18 +81,18 @@ def figures_grid(store: Store, rows: Sequence[Row], metric: str = "auc") -> Grid
             cells.append(ours if theirs is None else f"{ours} ({theirs:.4f})")
         means = store.metric(row.case, None, metric)
         time = _milliseconds(store, row.case).mean
-        cells += [
-            spread(summarise(list(means.values()))),
+        costs = [
             "–" if time is None else f"{time:.1f}",
             "–" if time is None or not base else f"{time / base:.1f}",
             str(len(means)),
         ]
+        cells += [spread(summarise(list(means.values()))), *(costs if with_costs else [])]
         lines.append(tuple(cells))
-    header = ("", *tasks, "mean", "ms a step", "times the first", "seeds")
-    return Grid(header, tuple(lines))
+    costs = ["ms a step", "times the first", "seeds"] if with_costs else []
+    return Grid(("", *tasks, "mean", *costs), tuple(lines))
 
 
-def gains_grid(found: Gains, *, with_verdicts: bool = True) -> Grid:
+def gains_grid(found: Gains) -> Grid:
     """Differences from the baseline with their 95 % intervals; the printed one and the verdict behind them."""
     lines = []
     for row in found.rows:
@@ -100,7 +100,7 @@ def gains_grid(found: Gains, *, with_verdicts: bool = True) -> Grid:
         for task in found.tasks:
             printed = found.printed(row, task)
             text = interval(found.found[row.name, task])
-            if printed is not None and with_verdicts:
+            if printed is not None:
                 text += f"<br>paper {printed:+.4f}: {found.verdict(row, task)}"
             cells.append(text)
         p = found.corrected[row.name]
