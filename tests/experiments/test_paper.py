@@ -254,3 +254,5 @@ def test_everything_runs_and_is_told(cache: Path, tmp_path: Path, monkeypatch: p
         text = page.read_text()
         for picture in [part.split(")")[0] for part in text.split("](")[1:]]:
             assert (page.parent / picture).exists()
+    beside_cost = {name for name, page in found.pages.items() if "time.png" in page.read_text()}
+    assert beside_cost == set(EXPERIMENTS) - {"table1", "figure3", "figure4", "chance"}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import Any, Protocol
@@ -111,7 +111,7 @@ class Methods:
                 gains_grid(found).markdown(),
                 _tuned_text(rows),
                 _verdict_text(found, store, key),
-                _time_picture(store, key, rows, pictures / f"{self.name}-{key}-time.png"),
+                time_picture(store, {store.sets[key].title: rows}, pictures / f"{self.name}-{key}-time.png"),
             ]
         return "\n\n".join(part for part in parts if part)
 
@@ -143,6 +143,11 @@ class Models:
         for key in THREE_SETS:
             parts += [f"### {store.sets[key].title}", _caveat(store, key)]
             parts += self._compared(store, key, "auc", "AUC") + self._compared(store, key, "log_loss", "log loss")
+            panels = {name: self._rows(key, model) for model, name in zip(self.models, self.names, strict=True)}
+            shown = {
+                name: [replace(row, name=row.name.partition(", ")[2]) for row in rows] for name, rows in panels.items()
+            }
+            parts.append(time_picture(store, shown, pictures / f"table3-{key}-time.png"))
         return "\n\n".join(part for part in parts if part)
 
     def _compared(self, store: Store, key: str, metric: str, words: str) -> list[str]:
@@ -206,6 +211,8 @@ class Decompositions:
                 gains_grid(found).markdown(),
                 _verdict_text(found, store, key),
             ]
+        panels = {store.sets[key].title: self._rows(key) for key in THREE_SETS}
+        parts.append(time_picture(store, panels, pictures / "table4-time.png"))
         return "\n\n".join(part for part in parts if part)
 
     def _rows(self, key: str) -> list[Row]:
@@ -279,6 +286,7 @@ class Dimensions:
 
     def tell(self, store: Store, pictures: Path) -> str:
         panels, parts, lines = [], [], []
+        beside_cost: dict[str, list[Row]] = {}
         for key, claimed in (("bookcrossing", -1.0), ("ijcai15", 1.0)):
             title, tasks = store.sets[key].title, store.tasks(Case(key))
             for what, found in (("groups", self._groups(key)), ("rank at most", self._ranks(key))):
@@ -293,7 +301,12 @@ class Dimensions:
                     )
                 )
                 rows = [Row("Adam", Case(key)), *(Row(f"{what} {many}", case) for many, case in found.items())]
-                parts += [f"### {title}: {what}", gains_grid(gains(store, rows, rows[0])).markdown()]
+                beside_cost[f"{title}: {what}"] = rows
+                parts += [
+                    f"### {title}: {what}",
+                    figures_grid(store, rows).markdown(),
+                    gains_grid(gains(store, rows, rows[0])).markdown(),
+                ]
                 slope = trend(store, found)
                 says = "rises" if claimed > 0 else "falls"
                 lines.append((title, what, says, interval(slope), of_gain(claimed, slope)))
@@ -307,6 +320,7 @@ class Dimensions:
                 "A gain a doubling is the slope of mean AUC over tasks against the logarithm of the dimension: a "
                 "straight line for each seed, their mean and its interval.",
                 *parts,
+                time_picture(store, beside_cost, pictures / "figure5-time.png"),
             ]
         )
 
@@ -358,6 +372,11 @@ class TaskWeights:
                 lines.append(line)
                 differences.append(difference)
         draw(panels, pictures / "figure6.png")
+        beside_cost = {
+            f"{store.sets[key].title}, weight {weight:g}": self._rows(store, key, weight)
+            for key in ("bookcrossing", "ijcai15")
+            for weight in (self.weights[0], 0.5, self.weights[-1])
+        }
         return "\n\n".join(
             [
                 "![AUC against task weights](figure6.png)",
@@ -366,17 +385,21 @@ class TaskWeights:
                 ).markdown(),
                 "Mean AUC over tasks, with standard deviations. The paper: GDOD performs best in most situations. "
                 f"{weights_verdict([line[-2] for line in lines], differences)} {_caveat(store, 'bookcrossing')}",
+                time_picture(store, beside_cost, pictures / "figure6-time.png"),
             ]
         )
 
     def _line(self, store: Store, key: str, weight: float) -> tuple[tuple[str, ...], Difference]:
-        rows = [Row(name, self._weighted(store, key, name)[weight]) for name in self.methods]
+        rows = self._rows(store, key, weight)
         means = {row.name: _mean(store.metric(row.case, None).values()) for row in rows}
         known = {name: mean for name, mean in means.items() if mean is not None}
         shown = [spread(summarise(list(store.metric(row.case, None).values()))) for row in rows]
         best = max(known, key=lambda name: known[name]) if known else "–"
         difference = gains(store, rows, rows[0]).found["GDOD", None]
         return (store.sets[key].title, f"{weight:g}", *shown, best, interval(difference)), difference
+
+    def _rows(self, store: Store, key: str, weight: float) -> list[Row]:
+        return [Row(name, self._weighted(store, key, name)[weight]) for name in self.methods]
 
     def _weighted(self, store: Store, key: str, name: str) -> dict[float, Case]:
         case = store.tuned(Case(key, method=OPTIMIZERS[name]))
@@ -441,17 +464,21 @@ def trend(store: Store, cases: Mapping[int, Case]) -> Difference:
     return paired_difference(slopes, dict.fromkeys(slopes, 0.0))
 
 
-def _time_picture(store: Store, key: str, rows: Sequence[Row], out: Path) -> str:
-    """Validation AUC against the time spent in steps."""
-    series = []
-    for row in rows:
-        line = along(store, row.case, row.name, None, "auc", "validation")
-        times = [value for value in store.values(row.case, lambda r: r["milliseconds_per_step"]).values() if value]
-        if line is not None and times:
-            series.append(Series(row.name, [step * fmean(times) / 1e3 for step in line.x], line.mean))
-    if not series:
+def time_picture(store: Store, panels: Mapping[str, Sequence[Row]], out: Path) -> str:
+    """Validation AUC against the time spent in steps, a panel for each list of rows."""
+    drawn = []
+    for title, rows in panels.items():
+        series = []
+        for row in rows:
+            line = along(store, row.case, row.name, None, "auc", "validation")
+            times = [value for value in store.values(row.case, lambda r: r["milliseconds_per_step"]).values() if value]
+            if line is not None and times:
+                series.append(Series(row.name, [step * fmean(times) / 1e3 for step in line.x], line.mean))
+        if series:
+            drawn.append(Panel(title, "seconds of training (steps alone)", "mean validation AUC", series))
+    if not drawn:
         return ""
-    draw([Panel(store.sets[key].title, "seconds of training (steps alone)", "mean validation AUC", series)], out, 1)
+    draw(drawn, out, 2 if len(drawn) in (2, 4) else 3)
     return f"Benefit beside cost:\n\n![mean validation AUC against seconds]({out.name})"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gdod.experiments.paper.cases import Case
 from gdod.experiments.paper.plots import Panel, Series, draw, draw_intervals
-from gdod.experiments.paper.results import ADAM, GDOD, THREE_SETS, Experiment, difference_line
+from gdod.experiments.paper.results import ADAM, GDOD, THREE_SETS, Experiment, difference_line, time_picture
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.tables import Grid, Row, figures_grid, gains, gains_grid, interval
 from gdod.experiments.plan import Spec
@@ -81,6 +81,11 @@ class Variants:
                 figures_grid(store, rows).markdown(),
                 gains_grid(gains(store, rows, rows[0])).markdown(),
             ]
+        some = ("plain sum", "GDOD", "dense layers only", "balanced sum, no decomposition", *PROPOSALS)
+        panels = {
+            store.sets[key].title: [row for row in self._rows(store, key) if row.name in some] for key in THREE_SETS
+        }
+        parts += ["## Beside cost", time_picture(store, panels, pictures / "variants-time.png")]
         return "\n\n".join(parts)
 
     def _draw(self, store: Store, out: Path) -> None:
@@ -158,6 +163,11 @@ class Conflict:
                 "![AUC against the conflict knob](conflict.png)",
                 grid.markdown(),
                 f"Mean AUC over tasks on test data. Cosines are means over training, of the pairs {pairs}.",
+                time_picture(
+                    store,
+                    {f"conflict {x:g}": [Row(name, found[x]) for name, found in tuned.items()] for x in CONFLICTS},
+                    pictures / "conflict-time.png",
+                ),
             ]
         )
 
@@ -190,7 +200,15 @@ class BatchSize:
         draw(panels, pictures / "batch.png", 3)
         grid = Grid(("data set", "minus the plain sum", *(f"batch {size}" for size in BATCHES)), tuple(lines))
         text = "Mean AUC over tasks on test data; the sum at the same batch size, the same number of passes."
-        return "\n\n".join(["![AUC against batch size](batch.png)", grid.markdown(), text])
+        beside_cost = {
+            f"{store.sets[key].title}, batch {size}": [
+                Row(name, cases[size]) for name, cases in self._by_method(key).items()
+            ]
+            for key in THREE_SETS
+            for size in BATCHES
+        }
+        time = time_picture(store, beside_cost, pictures / "batch-time.png")
+        return "\n\n".join(["![AUC against batch size](batch.png)", grid.markdown(), text, time])
 
     def _by_method(self, key: str) -> dict[str, dict[int, Case]]:
         specs = {"plain sum": ADAM, "GDOD": GDOD, "soft agreement": PROPOSALS["soft agreement"]}
@@ -210,8 +228,11 @@ class Challenge:
 
     def tell(self, store: Store, pictures: Path) -> str:
         parts, lines, found = [], [], []
+        panels: dict[str, list[Row]] = {}
         for key in self.sets:
-            rows = [Row(name, store.tuned(Case(key, method=spec))) for name, spec in self._specs().items()]
+            panels[store.sets[key].title] = rows = [
+                Row(name, store.tuned(Case(key, method=spec))) for name, spec in self._specs().items()
+            ]
             parts += [f"### {store.sets[key].title}", figures_grid(store, rows).markdown(),
                       gains_grid(gains(store, rows, rows[0])).markdown()]  # fmt: skip
             for row in rows:
@@ -224,7 +245,8 @@ class Challenge:
         corrected = holm(found)
         shown = [(*line, "–" if p is None else f"{p:.3f}") for line, p in zip(lines, corrected, strict=True)]
         grid = Grid(("data set", "variant", "minus", "mean AUC on test data", "p (Holm, all of these)"), tuple(shown))
-        return "\n\n".join([grid.markdown(), *parts])
+        time = time_picture(store, panels, pictures / "challenge-time.png")
+        return "\n\n".join([grid.markdown(), time, *parts])
 
     def _specs(self) -> dict[str, Spec]:
         return {"plain sum": ADAM, **RIVALS, "GDOD": GDOD, **PROPOSALS}
