@@ -9,14 +9,17 @@ from tests.data.tables import clicks, schema, write
 
 from gdod import InputError
 from gdod.data import load
-from gdod.data.split import TEST, TRAIN, VALIDATION, assign
+from gdod.data.split import TEST, TRAIN, VALIDATION, Assigned, assign
 from gdod.data.table import FrameTable
 from gdod.data.table_schema import MISSING, Split
 
 
+def assigned(frame: pl.DataFrame, test: float = 0.2, validation: float = 0.1, **split: object) -> Assigned:
+    return assign(FrameTable(frame, "t"), Split(**split), MISSING, test=test, validation=validation)  # type: ignore[arg-type]
+
+
 def parts(frame: pl.DataFrame, test: float = 0.2, validation: float = 0.1, **split: object) -> np.ndarray:
-    found = assign(FrameTable(frame, "t"), Split(**split), MISSING, test=test, validation=validation)  # type: ignore[arg-type]
-    return found.parts
+    return assigned(frame, test, validation, **split).parts
 
 
 @pytest.mark.parametrize("rows", [10, 1000, 200_001])
@@ -47,6 +50,62 @@ def test_a_group_is_in_one_part() -> None:
     assert (found != parts(frame, by="group", column="user", seed=5)).any()
 
 
+def of_sizes(*sizes: int) -> pl.DataFrame:
+    """A table with one group of each size."""
+    return pl.DataFrame({"user": np.repeat(np.arange(len(sizes)), sizes)})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_group_larger_than_a_part_is_trained_on(seed: int) -> None:
+    frame = of_sizes(2000, *[10] * 300)
+    found = assigned(frame, by="group", column="user", seed=seed)
+    assert np.bincount(found.parts).tolist() == [3600, 400, 1000]
+    assert (found.parts[:2000] == TRAIN).all()
+    assert not found.notes
+    assert (found.parts == parts(frame, by="group", column="user", seed=seed)).all()
+    # Which of the small groups are test is left to chance.
+    assert (found.parts != parts(frame, by="group", column="user", seed=seed + 1)).mean() > 0.1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_share_that_groups_do_not_allow_is_told(seed: int) -> None:
+    found = assigned(of_sizes(2700, *[3] * 100), by="group", column="user", seed=seed)
+    train, validation, test = np.bincount(found.parts).tolist()
+    assert train < 2710
+    assert test == pytest.approx(214, abs=4)
+    assert validation == pytest.approx(86, abs=4)
+    (note,) = found.notes
+    assert f"validation has {validation} rows instead of 240, test has {test} rows instead of 600; " in note
+    assert "rows with the same 'user' stay together, and there are up to 2,700 of them" in note
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares", "expected"),
+    [
+        ([20, 20, 20, 20, 20], (0.2, 0.1), [60, 20, 20]),
+        ([25] * 4, (0.2, 0.1), [50, 25, 25]),
+        ([10] * 8, (0.2, 0.0), [60, 0, 20]),
+        ([10, 10, 980], (0.2, 0.1), [980, 10, 10]),
+        ([40, 30, 30], (0.05, 0.6), [40, 30, 30]),
+        ([50, 50], (0.9, 0.0), [50, 0, 50]),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_few_groups_go_where_they_miss_least(
+    sizes: list[int], shares: tuple[float, float], expected: list[int], seed: int
+) -> None:
+    found = parts(of_sizes(*sizes), *shares, by="group", column="user", seed=seed)
+    assert sorted(np.bincount(found, minlength=3)) == sorted(expected)
+    assert (np.bincount(found, minlength=3) > 0).tolist() == [count > 0 for count in expected]
+
+
+def test_many_rows_of_one_time_are_told() -> None:
+    days = [f"2024-03-{1 + at % 30:02d}" for at in range(100)] + ["2024-04-01"] * 100
+    (note,) = assigned(pl.DataFrame({"day": days}), by="time", column="day").notes
+    assert "test has 100 rows instead of 40" in note
+    assert "rows with the same 'day' stay together" in note
+
+
 @pytest.mark.parametrize("kind", ["text", "date", "number", "written", "moment"])
 def test_later_rows_are_test_then_validation(kind: str) -> None:
     days = pl.Series("day", [f"2024-03-{1 + at % 30:02d}" for at in range(900)])
@@ -75,6 +134,38 @@ def test_rows_without_a_time_are_trained_on_and_bad_times_refused() -> None:
         parts(pl.DataFrame({"day": [*days, "soon"]}), by="time", column="day")
     with pytest.raises(InputError, match="missing in every row"):
         parts(pl.DataFrame({"day": [None, None]}, schema={"day": pl.String}), by="time", column="day")
+
+
+@pytest.mark.parametrize("format", ["%d/%m/%Y %H", "%d/%m/%Y %I"])
+def test_a_format_that_cannot_be_read_is_refused(format: str) -> None:
+    frame = pl.DataFrame({"ts": [None, *(f"{1 + at % 28:02d}/02/2024 10" for at in range(60))]})
+    with pytest.raises(InputError) as refused:
+        parts(frame, by="time", column="ts", format=format)
+    message = str(refused.value)
+    assert f"column 'ts' cannot be read with the format {format!r}" in message
+    assert "hour and minute" in message
+    assert "'01/02/2024 10'" in message
+    assert "change `format` of the split" in message
+
+
+@pytest.mark.parametrize("format", ["%d/%m/%Y %H:%M:00", "%d/%m/%Y %R:00", "%d/%m/%Y %T", "%d/%m/%Y %X"])
+def test_a_format_with_a_time_orders_the_rows_of_a_day(format: str) -> None:
+    frame = pl.DataFrame({"ts": [f"01/02/2024 {at // 60:02d}:{at % 60:02d}:00" for at in range(1000)]})
+    found = parts(frame, by="time", column="ts", format=format)
+    assert found.tolist() == [TRAIN] * 720 + [VALIDATION] * 80 + [TEST] * 200
+
+
+@pytest.mark.parametrize("first", ["20240101", "2023-02-01"])
+def test_times_written_as_numbers_here_and_as_dates_there_are_refused(first: str, tmp_path: Path) -> None:
+    second = {"20240101": "2023-02-01", "2023-02-01": "20240101"}[first]
+    write(tmp_path / "d", clicks(300).with_columns(day=pl.lit(first)), "a.csv")
+    write(tmp_path / "d", clicks(300).with_columns(day=pl.lit(second)), "b.csv")
+    with pytest.raises(InputError, match="column 'day' holds numbers and dates") as refused:
+        load(tmp_path / "d", schema=schema({"by": "time", "column": "day"}), cache=tmp_path / "c")
+    assert f"a.csv, line 2 is {first!r}" in str(refused.value)
+    assert f"b.csv, line 2 is {second!r}" in str(refused.value)
+    with pytest.raises(InputError, match=r"row 1 is '20240101'.*row 2 is '2023-02-01'.*the same way"):
+        parts(pl.DataFrame({"day": ["20240101", "2023-02-01"] * 50}), by="time", column="day")
 
 
 def test_given_files(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gdod.data.files import PARQUET, kind
 from gdod.data.prepared import arrow, polars
-from gdod.data.read import Chunk, read_chunks
+from gdod.data.read import Chunk, common_types, read_chunks
 from gdod.data.table_schema import FileFormat
 from gdod.data.values import Origin
 from gdod.errors import InputError
@@ -61,7 +63,8 @@ class SpooledTable:
                 yield Chunk(frame.select(columns), origin)
 
 
-def spool(chunks: Iterator[Chunk], path: Path) -> SpooledTable:
+def spool(chunks: Iterator[Chunk], path: Path, types: pa.Schema | None = None) -> SpooledTable:
+    """``types``: those of all chunks, if they may differ."""
     writer: pq.ParquetWriter | None = None
     origins, rows = [], 0
     try:
@@ -70,7 +73,7 @@ def spool(chunks: Iterator[Chunk], path: Path) -> SpooledTable:
                 continue
             part = arrow(chunk.frame)
             if writer is None:
-                writer = pq.ParquetWriter(path, part.schema, compression="lz4")
+                writer = pq.ParquetWriter(path, types or part.schema, compression="lz4")
             if part.schema != writer.schema:
                 part = _cast(part, writer.schema, chunk.origin)
             writer.write_table(part, row_group_size=max(1, len(chunk.frame)))
@@ -82,17 +85,25 @@ def spool(chunks: Iterator[Chunk], path: Path) -> SpooledTable:
     return SpooledTable(path, tuple(origins), rows)
 
 
-def _cast(part: "pq.Table", schema: "pq.Schema", origin: Origin) -> "pq.Table":
+def _cast(part: pa.Table, types: pa.Schema, origin: Origin) -> pa.Table:
     """Parts of one table may differ in types: whole numbers here, fractions there."""
-    try:
-        return part.cast(schema)
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(f"{origin.where} has columns of other types than the file before it: {error}") from error
+    columns = []
+    for field in types:
+        column = part[field.name]
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise InputError(
+                f"{origin.where}: column {field.name!r} is of type {column.type} here, and cannot become "
+                f"{field.type} as the other parts need: {error}; write it with the same type in all parts"
+            ) from error
+    return pa.Table.from_arrays(columns, schema=types)
 
 
 def file_table(files: Sequence[Path], format: FileFormat, columns: Sequence[str], path: Path) -> Table:
     """The needed columns of some files; ``path`` is where it may keep a copy while it is used."""
-    return spool(read_chunks(files, format, columns), path)
+    types = common_types(files, columns) if kind(files[0]) in PARQUET else None
+    return spool(read_chunks(files, format, columns), path, types)
 
 
 def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequence[str], path: Path) -> Table:

@@ -16,13 +16,11 @@ class Origin:
     where: str = "the table"
     first: int = 1
     """Number of the first row."""
-    unit: str = "row"
-    """In text files "line": rows are counted with the header, as an editor does."""
     rows: NDArray[np.int64] | None = None
     """For each row its place after ``first``; None: one after the other."""
 
     def row(self, at: int) -> str:
-        return f"{self.where}, {self.unit} {self.first + (at if self.rows is None else int(self.rows[at]))}"
+        return f"{self.where}, row {self.first + (at if self.rows is None else int(self.rows[at]))}"
 
     def of(self, rows: NDArray[np.int64]) -> "Origin":
         """Of some of the rows only."""
