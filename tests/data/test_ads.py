@@ -16,6 +16,7 @@ import gdod
 import gdod.data
 from gdod.cli.download import register
 from gdod.data.ads import CHUNK, TASKS, AdsOptions, Simulated, SimulatedAds, best_auc, simulate
+from gdod.data.table_schema import IgnoredColumn
 from gdod.models import build, per_example_losses
 
 
@@ -200,7 +201,57 @@ def test_the_command_writes_a_table(tmp_path: Path, name: str) -> None:
     table = pl.read_csv(out) if out.suffix == ".csv" else pl.read_parquet(out)
     assert len(table) == 2_000
     assert table["true_purchase"].is_between(0, 1).all()
-    assert [path.name for path in out.parent.iterdir()] == [name]
+    assert sorted(path.name for path in out.parent.iterdir()) == [name, "ads.yaml"]
     wrong = CliRunner().invoke(app(), ["ads", str(tmp_path / "ads.xlsx")])
     assert wrong.exit_code == 2
     assert "expected a name that ends in .parquet or .csv" in wrong.output
+
+
+@pytest.mark.parametrize("options", [[], ["--truth", "--conditional"]])
+def test_the_written_table_gives_nothing_away(tmp_path: Path, options: list[str]) -> None:
+    """Neither under the schema that is written beside it, nor under an inferred one."""
+    out, beside = tmp_path / "own.parquet", tmp_path / "own.yaml"
+    result = CliRunner().invoke(app(), ["ads", str(out), "--rows", "3000", "--users", "100", *options])
+    assert result.exit_code == 0, result.output
+    assert f"--data {out} --schema {beside}" in result.output
+    own, inferred = gdod.data.TableSchema.read(beside), gdod.data.inspect(out).schema()
+    features = SimulatedAds().schema({}).features
+    for schema in (own, inferred):
+        assert tuple(schema.labels) == TASKS
+        assert schema.features == features
+        assert set(schema.of(IgnoredColumn)) == ({f"true_{task}" for task in TASKS} if options else set())
+    assert own.labels == SimulatedAds().schema({"conditional": bool(options)}).labels
+    data = gdod.data.load(out, schema=beside, cache=tmp_path / "cache")
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [2160, 240, 600]
+
+
+def test_a_named_label_does_not_turn_the_others_into_features(tmp_path: Path) -> None:
+    simulate(AdsOptions(rows=3_000)).table.write_parquet(tmp_path / "own.parquet")
+    schema = gdod.data.inspect(tmp_path / "own.parquet", labels=["purchase"]).schema()
+    assert tuple(schema.labels) == ("purchase",)
+    assert {"click", "visit"}.isdisjoint(schema.features)
+
+
+def test_the_command_writes_over_nothing_unless_told_to(tmp_path: Path) -> None:
+    command = ["ads", str(tmp_path / "own.csv"), "--rows", "100", "--users", "10"]
+    for name in ("own.csv", "own.yaml"):
+        (tmp_path / name).write_text("mine")
+        refused = CliRunner().invoke(app(), command)
+        assert refused.exit_code == 2
+        assert f"{tmp_path / name} is there already; take another name, or --overwrite" in refused.output
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+        (tmp_path / name).unlink()
+    (tmp_path / "own.csv").write_text("mine")
+    assert CliRunner().invoke(app(), [*command, "--overwrite"]).exit_code == 0
+    assert len(pl.read_csv(tmp_path / "own.csv")) == 100
+
+
+def test_a_place_that_takes_no_file_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("No such file or directory (os error 2): .own.csv.part")  # as polars does, without an errno
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", refuse)
+    result = CliRunner().invoke(app(), ["ads", str(tmp_path / "own.csv"), "--rows", "100", "--users", "10"])
+    assert result.exit_code == 2
+    assert "own.csv cannot be written: No such file or directory" in result.output
+    assert list(tmp_path.iterdir()) == []

@@ -316,3 +316,56 @@ def test_the_list_names_every_set() -> None:
     result = CliRunner().invoke(app(), ["sets"])
     assert result.exit_code == 0
     assert all(name in result.output for name in ("census", "bookcrossing", "ijcai15", "ads"))
+
+
+def put(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+CENSUS = ("census-income.data", "census-income.test")
+BOOKS = ("BX-Book-Ratings.csv", "BX-Users.csv", "BX-Books.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "here"),
+    [
+        ("ijcai15", (), "no"),
+        ("ijcai15", BY_HAND["ijcai15"].files, "yes"),
+        ("ijcai15", tuple(f"{file}.gz" for file in BY_HAND["ijcai15"].files), "yes"),
+        ("ijcai15", BY_HAND["ijcai15"].files[:1], "no"),
+        ("census", CENSUS, "yes"),
+        ("census", ("part/census-income.data.gz", "part/census-income.test"), "yes"),
+        ("bookcrossing", BOOKS, "yes"),
+        ("bookcrossing", BOOKS[1:], "no"),
+    ],
+)
+def test_the_list_knows_what_is_here(
+    name: str, files: tuple[str, ...], here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever and however preparing would find it."""
+    monkeypatch.setenv("GDOD_CACHE", str(tmp_path))
+    put(tmp_path / "downloads" / name, files)
+    assert said_of(name) == here
+
+
+def test_the_list_looks_into_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDOD_CACHE", str(tmp_path))
+    folder = tmp_path / "downloads" / "ijcai15"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "data_format1.zip", "w") as archive:
+        for file in BY_HAND["ijcai15"].files:
+            archive.writestr(f"data_format1/{file}", "")
+    assert said_of("ijcai15") == "yes"
+    result = CliRunner().invoke(app(), ["download", "ijcai15"])
+    assert result.output.count("(is there)") == 2
+    (folder / "data_format1.zip").write_bytes(b"PK damaged")
+    assert said_of("ijcai15") == "no"
+    assert CliRunner().invoke(app(), ["download", "ijcai15"]).output.count("(is there)") == 0
+
+
+def said_of(name: str) -> str:
+    result = CliRunner().invoke(app(), ["sets"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return next(line.split()[-1] for line in result.output.splitlines() if line.startswith(name))

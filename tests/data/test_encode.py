@@ -119,6 +119,33 @@ def test_labels_of_every_kind_and_their_condition() -> None:
     assert [(task.kind, task.classes) for task in encoder.tasks][2:] == [("regression", None), ("multiclass", 3)]
 
 
+def test_whole_numbers_in_the_schema_are_those_of_the_cells() -> None:
+    table = TableSchema(
+        columns={
+            "x": "numeric",
+            "high": {"type": "label", "positive": [2.0, "3 "]},
+            "stars": {"type": "label", "kind": "multiclass", "classes": [1.0, 2.0, 3.0]},
+        }
+    )
+    for values in (["1.0", "2.0", "3"], [1, 2, 3], [1.0, 2.0, 3.0]):
+        frame = pl.DataFrame({"x": [1.0, 2, 3], "high": values, "stars": values})
+        found = fit(FrameTable(frame, "t"), table, np.zeros(3, np.uint8)).encode(frame).examples.labels
+        assert found.tolist() == [[0, 1, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", [pl.String, pl.Categorical])
+def test_a_condition_may_be_true_or_false_as_text(kind: pl.DataType) -> None:
+    table = TableSchema(columns={"x": "numeric", "y": {"type": "label", "when": "seen"}})
+    seen = pl.Series(["True", "FALSE", " true", None, "1", "0", "2"], dtype=kind)
+    frame = pl.DataFrame({"x": [1.0] * 7, "y": [0, 1, 1, 1, 1, 0, 0], "seen": seen})
+    found = fit(FrameTable(frame, "t"), table, np.zeros(7, np.uint8)).encode(frame).examples.labels[0]
+    nan = float("nan")
+    torch.testing.assert_close(found, torch.tensor([0, nan, 1, nan, 1, nan, nan]), equal_nan=True)
+    wrong = frame.with_columns(seen=pl.lit("Yes"))
+    with pytest.raises(InputError, match=r"row 1: column 'seen' is 'Yes'; .* a number, or true or false"):
+        fit(FrameTable(wrong, "t"), table, np.zeros(7, np.uint8))
+
+
 def test_weights_have_mean_one_in_training() -> None:
     table = TableSchema(columns={"x": "numeric", "y": "label", "w": "weight"})
     frame = pl.DataFrame({"x": [1.0, 2, 3], "y": [0, 1, 1], "w": [1.0, None, 3.0]})

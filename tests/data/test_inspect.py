@@ -87,6 +87,47 @@ def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
     assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
 
 
+@pytest.mark.parametrize("sign", ["\x7f", "\x85", "\u2028", "\u2029", "\ufffe", "\x1b", "\n", "\U000e0001", "😀"])
+def test_signs_that_yaml_has_no_place_for_survive_it(tmp_path: Path, sign: str) -> None:
+    """In names, in values, and in comments: what a file is called, and what an odd column holds."""
+    name = f"a{sign}b"
+    table = pl.DataFrame({name: ["u", "v"] * 10, "sex": ["m", name] * 10, "odd": [{name: 1}] * 20})
+    table.write_parquet(tmp_path / f"{name}.parquet")
+    found = inspect(tmp_path / f"{name}.parquet", labels=["sex"])
+    (tmp_path / "s.yaml").write_text(found.to_yaml(), "utf-8")
+    assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
+
+
+def test_names_in_other_scripts_stay_readable(tmp_path: Path) -> None:
+    table = pl.DataFrame({"größe (€)": ["u", "v"] * 10, "年齢, 歳": ["u", "v"] * 10, "click": [0, 1] * 10})
+    written = inspect(write(tmp_path, table)).to_yaml()
+    assert '"größe (€)": categorical' in written
+    assert '"年齢, 歳": categorical' in written
+
+
+def test_truths_are_no_features(tmp_path: Path) -> None:
+    """A column true_... says what cannot be known; it is ignored, and the schema says why."""
+    table = pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5] * 5, "true_click": [0.1, 0.9] * 10, "click": [0, 1] * 10})
+    found = inspect(write(tmp_path, table))
+    assert found.schema().features == ("x",)
+    assert "true_click: ignore" in found.to_yaml()
+    assert "named as a truth" in found.to_yaml()
+    named = inspect(write(tmp_path, table), labels=["true_click"]).schema()
+    assert tuple(named.labels) == ("true_click",)
+
+
+@pytest.mark.parametrize("name", ["visit", "visited", "is_follow", "order", "add_to_cart", "subscribed", "shared"])
+def test_what_people_do_is_a_label(tmp_path: Path, name: str) -> None:
+    table = pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5] * 5, name: [0, 1] * 10})
+    assert types(write(tmp_path, table)) == {"x": "numeric", name: "label"}
+
+
+def test_a_label_that_is_not_named_is_no_feature(tmp_path: Path) -> None:
+    found = inspect(write(tmp_path, clicks(2000)), labels=["buy"])
+    assert {column.name: column.type for column in found.columns}["click"] == "ignore"
+    assert "may give the answer away" in found.to_yaml()
+
+
 def test_names_and_values_in_brackets_are_shown(tmp_path: Path) -> None:
     table = pl.DataFrame({"[red]": ["[/b]", "[x]"] * 10, "click": [0, 1] * 10})
     path = write(tmp_path, table)

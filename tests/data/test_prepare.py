@@ -13,7 +13,7 @@ from tests.data.tables import SCHEMA, clicks, schema, write
 
 import gdod.data.loading
 from gdod import InputError
-from gdod.data import SOURCES, RawTables, load, prepare
+from gdod.data import SOURCES, RawTables, TableSchema, load, prepare
 
 
 def prepared(cache: Path) -> list[str]:
@@ -65,6 +65,31 @@ def test_missing_and_unknown_values_are_counted(tmp_path: Path) -> None:
     buys = sum(about[part]["labels"]["buy"]["labelled"] for part in about)
     assert buys == table["click"].sum()
     assert any(note.startswith("test: values that training has not seen") and "city 10" in note for note in data.notes)
+
+
+def test_shares_of_sequences_are_of_their_values(tmp_path: Path) -> None:
+    """A row has several, so that there may be more unknown values than rows."""
+    rows = 100
+    table = pl.DataFrame(
+        {
+            "city": ["rome"] * 50 + ["oslo"] * 50,
+            "seen": [f"a u{at} v{at} w{at}" for at in range(rows)],  # three of four are seen once
+            "click": [0, 1] * 50,
+        }
+    )
+    columns = {"city": "categorical", "seen": {"type": "sequence", "rare": 2}, "click": "label"}
+    split = {"by": "random", "validation": 0.0, "test": 0.2}
+    data = load(write(tmp_path, table), schema=TableSchema(columns=columns, split=split), cache=tmp_path / "c")
+    assert "train: rare values in seen 240 (75.0% of its values)" in data.notes
+    assert any(note.startswith("test: ") and "seen 60 (75.0% of its values)" in note for note in data.notes)
+
+
+def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, clicks(0), "empty.csv")
+    with pytest.raises(InputError, match=r"^empty\.csv: the table has no rows; expected .*"):
+        load(path, schema=SCHEMA, cache=tmp_path / "c")
+    with pytest.raises(InputError, match=r"^empty\.csv: the test table has no rows; expected .*"):
+        load(write(tmp_path), schema=schema({"by": "files", "test": "empty.csv"}), cache=tmp_path / "c")
 
 
 def test_the_second_time_it_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

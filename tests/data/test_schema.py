@@ -67,6 +67,25 @@ def test_yes_and_no_are_text(tmp_path: Path) -> None:
     assert "1" in schema.columns
 
 
+def test_values_are_written_as_cells_are(tmp_path: Path) -> None:
+    """Without spaces around them, and a whole number without a fraction: so they are compared with cells."""
+    text = "columns: {a: numeric, b: {type: label, positive: [2.0, ' yes ', '-3.0', 2.5, '1.0.0']}, "
+    text += "c: {type: label, kind: multiclass, classes: [1.0, 2, 'x ']}}\nfile: {missing: [-9.0, ' ? ']}"
+    schema = read(tmp_path, text)
+    assert schema.labels["b"].positive == ("2", "yes", "-3", "2.5", "1.0.0")
+    assert schema.labels["c"].classes == ("1", "2", "x")
+    assert schema.file.missing == ("-9", "?")
+    assert TableSchema(**schema.to_json()) == schema
+
+
+def test_columns_that_have_numbers_for_names(tmp_path: Path) -> None:
+    text = "columns: {1: numeric, 2: {type: label, when: 3}}\n"
+    text += "split: {by: group, column: 4}\nfile: {header: [1, 2, 3, 4]}"
+    schema = read(tmp_path, text)
+    assert schema.file.header == ("1", "2", "3", "4")
+    assert schema.needed == ("1", "2", "3", "4")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -86,6 +105,8 @@ def test_yes_and_no_are_text(tmp_path: Path) -> None:
         ("columns: {a: numeric, y: {type: label, kind: regression, positive: 1}}", "`positive` is for kind: binary"),
         ("columns: {a: numeric, y: {type: label, kind: multiclass, classes: [1]}}", "at least two"),
         ("columns: {a: numeric, y: {type: label, when: y}}", "names the column itself"),
+        ("columns: {a: numeric, y: {type: label, kind: multiclass, classes: [1, 1.0]}}", "all different"),
+        ("columns: {a: numeric}\nfile: {header: [a, null]}", "header"),
         ("columns: [a", "not valid YAML"),
         ("just text", "holds no keys"),
     ],

@@ -1,6 +1,6 @@
 """`gdod data download`, `gdod data ads` and `gdod data sets`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +10,6 @@ import typer
 from gdod.cli.train import explained
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gdod.data.download import ByHand, Progress
 
 EXAMPLES = """
@@ -68,9 +66,27 @@ def download(
 def _say_what_to_do(name: str, wanted: "ByHand", folder: Path) -> None:
     typer.echo(f"{name} is given to people who log in at {wanted.page}. Put these files there yourself:")
     for file in wanted.files:
-        found = any((folder / each).is_file() for each in (file, f"{file}.gz"))
-        typer.echo(f"  {folder / file}" + ("  (is there)" if found else ""))
+        typer.echo(f"  {folder / file}" + ("  (is there)" if _is_here(name, folder, [file]) else ""))
     typer.echo(f"Each may be compressed ({wanted.files[0]}.gz); {wanted.hint}.")
+
+
+def _is_here(name: str, folder: Path | None = None, files: Iterable[str] | None = None) -> bool:
+    """Whether preparing would find the files of a data set, in this folder or where downloads are put."""
+    from gdod.data import bookcrossing, census, ijcai15
+    from gdod.data.published import find_all
+    from gdod.errors import InputError
+
+    wanted: dict[str, tuple[Iterable[str], tuple[str, ...]]] = {
+        "census": (census.FILES.values(), census.ARCHIVES),
+        "bookcrossing": ([table.file for table in bookcrossing.TABLES], bookcrossing.ARCHIVES),
+        "ijcai15": ((ijcai15.LOG, ijcai15.SHOPPERS), ijcai15.ARCHIVES),
+    }
+    every, archives = wanted[name]
+    try:
+        find_all(name, folder, every if files is None else files, archives)
+    except (InputError, OSError):  # not there, or damaged, or not to be read
+        return False
+    return True
 
 
 def ads(
@@ -86,39 +102,48 @@ def ads(
     conditional: Annotated[bool, typer.Option(help="No label where the step before did not happen.")] = False,
     truth: Annotated[bool, typer.Option(help="Write each row's true probabilities, too.")] = False,
     seed: Annotated[int, typer.Option(help="The same rows for the same seed.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over files that are there.")] = False,
 ) -> None:
-    """Simulate ads with known task conflict; print the labels' rates and the best AUC that can be reached."""
+    """Simulate ads with known task conflict; print the labels' rates and the best AUC that can be reached.
+
+    Beside the table goes its schema, with the same name and .yaml at the end: what is a label, and what no feature.
+    """
     with explained():
         import polars as pl
 
-        from gdod.data.ads import AdsOptions, describe, simulate
+        from gdod.data.ads import AdsOptions, describe, schema_yaml, simulate, true_name
         from gdod.errors import InputError
 
         if out.suffix not in (".parquet", ".csv"):
             raise InputError(f"{out} ends in {out.suffix!r}; expected a name that ends in .parquet or .csv")
-        made = simulate(
-            AdsOptions.of(
-                {
-                    "rows": rows,
-                    "users": users,
-                    "ads": ads,
-                    "conflict": conflict,
-                    "click_rate": click_rate,
-                    "visit_rate": visit_rate,
-                    "purchase_rate": purchase_rate,
-                    "noise": noise,
-                    "conditional": conditional,
-                    "seed": seed,
-                }
-            )
+        schema = out.with_suffix(".yaml")
+        for path in (out, schema):
+            if path.exists() and not overwrite:
+                raise InputError(f"{path} is there already; take another name, or --overwrite")
+        options = AdsOptions.of(
+            {
+                "rows": rows,
+                "users": users,
+                "ads": ads,
+                "conflict": conflict,
+                "click_rate": click_rate,
+                "visit_rate": visit_rate,
+                "purchase_rate": purchase_rate,
+                "noise": noise,
+                "conditional": conditional,
+                "seed": seed,
+            }
         )
+        made = simulate(options)
         table = made.table
         if truth:
-            table = pl.concat([table, made.truth.rename(lambda task: f"true_{task}")], how="horizontal")
-        _write(table, out)
+            table = pl.concat([table, made.truth.rename(true_name)], how="horizontal")
+        _write(out, table.write_parquet if out.suffix == ".parquet" else table.write_csv)
+        _write(schema, lambda part: part.write_text(schema_yaml(options, truth=truth), "utf-8"))
         typer.echo(f"{out}: {len(table):,} rows")
         for line in describe(made.table, made.truth):
             typer.echo(f"  {line}")
+        typer.echo(f"Use it with: gdod train --data {out} --schema {schema}")
 
 
 def sets() -> None:
@@ -127,7 +152,6 @@ def sets() -> None:
     from rich.table import Table
 
     from gdod.data.download import BY_HAND, PUBLIC
-    from gdod.data.published import downloads_folder
     from gdod.data.sources import SOURCES
 
     shown = Table(box=None, padding=(0, 2, 0, 0))
@@ -135,13 +159,11 @@ def sets() -> None:
         shown.add_column(heading, overflow="fold")
     for name, source in SOURCES.items():
         origin = PUBLIC[name].url if name in PUBLIC else f"{BY_HAND[name].page} (login)" if name in BY_HAND else "made"
-        files = [PUBLIC[name].name] if name in PUBLIC else BY_HAND[name].files if name in BY_HAND else []
-        here = all((downloads_folder(name) / file).is_file() for file in files)
-        shown.add_row(name, source.title, origin, "yes" if here else "no")
+        shown.add_row(name, source.title, origin, "yes" if origin == "made" or _is_here(name) else "no")
     Console().print(shown)
 
 
-def _write(table: "pl.DataFrame", out: Path) -> None:
+def _write(out: Path, write: Callable[[Path], object]) -> None:
     """Under its name when it is whole."""
     from gdod.errors import InputError
     from gdod.training.files import whole
@@ -149,12 +171,9 @@ def _write(table: "pl.DataFrame", out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole(out) as part:
-            if out.suffix == ".parquet":
-                table.write_parquet(part)
-            else:
-                table.write_csv(part)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}; choose another name") from error
+            write(part)
+    except OSError as error:  # polars gives one without `strerror`
+        raise InputError(f"{out} cannot be written: {error.strerror or error}; choose another name") from error
 
 
 @contextmanager

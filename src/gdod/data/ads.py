@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import yaml
 
 from gdod.data.options import Options
 from gdod.data.source import RawTables
@@ -292,14 +293,31 @@ def describe(table: pl.DataFrame, truth: pl.DataFrame) -> tuple[str, ...]:
 
 
 def table_schema(options: AdsOptions) -> TableSchema:
+    """Without a test part: `SimulatedAds` cuts it off."""
+    return TableSchema.model_validate(_described(options, test=0))
+
+
+def schema_yaml(options: AdsOptions, *, truth: bool = False) -> str:
+    """The schema of a file with these rows. ``truth``: it has the true probabilities, too, which are no features."""
+    described = _described(options, test=options.test)
+    if truth:
+        described["columns"] |= {true_name(task): "ignore" for task in TASKS}
+    return yaml.safe_dump(described, sort_keys=False, default_flow_style=None, width=120)
+
+
+def true_name(task: str) -> str:
+    """The column of a task's true probabilities."""
+    return f"true_{task}"
+
+
+def _described(options: AdsOptions, test: float) -> dict[str, dict[str, object]]:
     categorical = ("user", *USER_FIELDS, "ad", *AD_FIELDS, *CONTEXT_FIELDS)
     columns: dict[str, object] = dict.fromkeys(categorical, "categorical")
     columns["price"] = {"type": "numeric", "scale": "log"}
     for task in TASKS:
         when = {"when": BEFORE[task]} if options.conditional and BEFORE[task] else {}
         columns[task] = {"type": "label", "kind": "binary", **when}
-    split = {"by": "random", "seed": options.seed, "validation": 0.1, "test": 0}
-    return TableSchema.model_validate({"columns": columns, "split": split})
+    return {"columns": columns, "split": {"by": "random", "seed": options.seed, "validation": 0.1, "test": test}}
 
 
 def _shares(count: int, steepness: float, random: np.random.Generator) -> Numbers:

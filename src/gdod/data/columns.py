@@ -58,11 +58,20 @@ def label_values(
 
 
 def _condition(column: pl.Series, table: TableSchema, origin: Origin) -> pl.Series:
-    """Where a column is 1; for a label, where it is positive."""
+    """Where a column is 1 or true; for a label, where it is positive."""
     label, missing = table.columns.get(column.name), table.file.missing
     if isinstance(label, LabelColumn) and label.kind == "binary":
         return _binary(column, label, missing, origin) == 1
-    return numbers(column, missing, origin) == 1
+    words = _truths(column, missing)
+    values = words.cast(pl.Float64, strict=False)
+    expected = "a condition (`when`) is a number, or true or false; the label is there where it is 1 or true"
+    refuse(values.is_null() & words.is_not_null(), column, origin, expected)
+    return values == 1
+
+
+def _truths(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
+    """Text, with 1 for true and 0 for false."""
+    return text(column, missing).str.to_lowercase().replace({"true": "1", "false": "0"})
 
 
 def _label(
@@ -80,7 +89,7 @@ def _label(
 def _binary(column: pl.Series, label: LabelColumn, missing: tuple[str, ...], origin: Origin) -> pl.Series:
     if label.positive is not None:
         return text(column, missing).is_in(list(label.positive)).cast(pl.Float64)
-    words = text(column, missing).str.to_lowercase().replace({"true": "1", "false": "0"})
+    words = _truths(column, missing)
     values = words.cast(pl.Float64, strict=False)
     refuse(
         words.is_not_null() & ~values.is_in([0.0, 1.0]).fill_null(False),

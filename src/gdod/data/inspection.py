@@ -24,9 +24,10 @@ MOST_ROWS = 1_000_000
 _FEW = 20
 
 _LABEL = re.compile(
-    r"(^|[_\W])(label|target|click(ed|s)?|conver(t|ted|sion|sions)|buy|bought|purchased?|favou?rited?|liked?|install(ed)?)"
-    r"\d*$"
+    r"(^|[_\W])(label|target|click(ed|s)?|visit(ed|s)?|conver(t|ted|sion|sions)|buy|bought|purchase[ds]?|order(ed)?|cart"
+    r"|favou?rited?|liked?|shared?|follow(ed)?|comment(ed)?|forward(ed)?|subscribed?|install(ed)?)\d*$"
 )
+_TRUTH = re.compile(r"^true[_\W]")  # as `gdod data ads --truth` writes them
 _WEIGHT = re.compile(r"^((sample|instance|example|case)[_\W])?weights?$")
 _NAMES = re.compile(r"(^|[_\W])(id|ids|code|isbn|zip|zipcode|postcode|user|item|sku)$|[a-z]Id$|[a-z]ID$")
 _TIME = re.compile(r"(^|[_\W])(time|timestamp|date|datetime|ts|created|updated)([_\W]at)?$")
@@ -91,7 +92,7 @@ class Inspection:
         """A schema to edit, with what was found as comments."""
         looked = f"{self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
         lines = [
-            f"# From {looked} of {self.source}. Change what is wrong:",
+            f"# From {looked} of {_printable(self.source)}. Change what is wrong:",
             "# categorical, numeric, sequence, weight, label (kind: binary, regression or multiclass) or ignore.",
             "columns:",
         ]
@@ -99,7 +100,7 @@ class Inspection:
             lines.insert(2, "# No column looks like a label: mark at least one, `name: {type: label, kind: binary}`.")
         entries = [(_entry(column), column.summary(self.rows)) for column in self.columns]
         width = min(60, max(len(entry) for entry, _ in entries))
-        lines += [f"  {entry:<{width}}  # {summary}" for entry, summary in entries]
+        lines += [f"  {entry:<{width}}  # {_printable(summary)}" for entry, summary in entries]
         lines += ["split: {by: random, seed: 0, validation: 0.1, test: 0.2}"]
         changed = self.format.model_dump(mode="json", exclude_defaults=True)
         lines += [f"file: {_flow(changed)}"] if changed else []
@@ -122,6 +123,7 @@ def inspect(
     Args:
         source: a file, a folder of parts, or a pattern.
         labels: columns to predict. Without it: columns of 0 and 1 whose name says so, such as "click".
+            With it such columns are ignored: they may give away what is to be predicted.
         most_rows: how many rows are looked at.
     """
     format, labels = format or FileFormat(), tuple(labels)
@@ -226,8 +228,11 @@ Guess = tuple[str, dict[str, Any], str]
 
 def _label_type(found: _Found, labels: tuple[str, ...]) -> Guess | None:
     if found.name not in labels:
-        named = not labels and found.two and _LABEL.search(found.name.lower())
-        return ("label", {"kind": "binary"}, "") if named else None
+        if not found.two or not _LABEL.search(found.name.lower()):
+            return None
+        if labels:
+            return "ignore", {}, "looks like another label: as a feature it may give the answer away"
+        return "label", {"kind": "binary"}, ""
     if found.two:
         return "label", {"kind": "binary"}, ""
     if found.values == 2:
@@ -240,6 +245,8 @@ def _label_type(found: _Found, labels: tuple[str, ...]) -> Guess | None:
 
 
 def _feature_type(found: _Found) -> Guess:
+    if _TRUTH.search(found.name.lower()):
+        return "ignore", {}, "named as a truth: as a feature it may give the answer away"
     if found.lists:
         return "sequence", {}, ""
     if found.values < 2:
@@ -305,9 +312,14 @@ def _flow(value: object) -> str:
     if isinstance(value, str):
         # What could be read as a number, a truth value or a sign of YAML gets quotation marks.
         plain = re.fullmatch(r"[A-Za-z_][\w ./-]*\w|[A-Za-z_]", value) and isinstance(yaml.safe_load(value), str)
-        return value if plain else json.dumps(value, ensure_ascii=False)
+        return value if plain else _printable(json.dumps(value, ensure_ascii=False))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_flow, value)) + "]"
     return json.dumps(value)
+
+
+def _printable(words: str) -> str:
+    """Signs that YAML takes for the end of a line, or has no place for, as it writes them: \\U00002028."""
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in words)

@@ -17,7 +17,7 @@ from gdod.data.prepared import PartWriter
 from gdod.data.shuffle import Shuffler
 from gdod.data.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
 from gdod.data.table import Table
-from gdod.data.table_schema import TableSchema
+from gdod.data.table_schema import SequenceColumn, TableSchema
 from gdod.errors import InputError
 
 
@@ -40,7 +40,7 @@ def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> No
     """Writes the three parts, encoder.json and, last, about.json."""
     if not raw.schema.labels:
         raise InputError("the schema has no label; give at least one column `type: label`")
-    parts, notes = _assign(raw)
+    parts, notes = _assign(raw, name)
     encoder = fit(raw.train, raw.schema, parts)
     about = [_About() for _ in PARTS]
     with _Writers(folder, int((parts == TRAIN).sum()), encoder) as writers:
@@ -61,14 +61,14 @@ def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> No
     (folder / "about.json").write_text(json.dumps(described, indent=1, ensure_ascii=False), "utf-8")
 
 
-def _assign(raw: RawParts) -> Assigned:
+def _assign(raw: RawParts, source: str) -> Assigned:
     split = raw.schema.split
     wanted = {
         "test": 0.0 if raw.test is not None or isinstance(split.test, str) else split.test,
         "validation": 0.0 if raw.validation is not None or isinstance(split.validation, str) else split.validation,
     }
     if not raw.train.rows:
-        raise InputError("the table has no rows")
+        raise InputError(f"{source}: the table has no rows; {_ROWS}")
     found = assign(raw.train, split, raw.schema.file.missing, **wanted)
     sizes = np.bincount(found.parts, minlength=3)
     for part, name in enumerate(PARTS):
@@ -79,8 +79,13 @@ def _assign(raw: RawParts) -> Assigned:
             )
     for name, table in (("validation", raw.validation), ("test", raw.test)):
         if table is not None and not table.rows:
-            raise InputError(f"the {name} table has no rows")
+            file = getattr(split, name)
+            where = file if isinstance(file, str) else source
+            raise InputError(f"{where}: the {name} table has no rows; {_ROWS}")
     return found
+
+
+_ROWS = "expected at least one besides the names of the columns; is the file cut off?"
 
 
 def _column(name: str | None) -> str:
@@ -136,6 +141,7 @@ class _About:
     rows: int = 0
     missing: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)  # of sequences, known or not
     labelled: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
@@ -144,6 +150,9 @@ class _About:
         for total, counts in ((self.missing, encoded.missing), (self.unknown, encoded.unknown)):
             for name, count in counts.items():
                 total[name] = total.get(name, 0) + count
+        for name in encoder.table.of(SequenceColumn):
+            known = int(np.count_nonzero(encoded.frame[name].to_numpy()))
+            self.values[name] = self.values.get(name, 0) + known + encoded.unknown[name]
         for name in encoder.table.labels:
             labels = encoded.frame[name].drop_nulls()
             self.labelled[name] = self.labelled.get(name, 0) + len(labels)
@@ -160,10 +169,11 @@ def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
     notes = []
     for at, part in enumerate(PARTS):
         # A label with a condition is missing by design.
-        conditional = {name: label for name, label in encoder.table.labels.items() if label.when}
-        if missing := _shares(about[at].missing, about[at].rows, conditional):
+        conditional = {name for name, label in encoder.table.labels.items() if label.when}
+        gaps = {name: count for name, count in about[at].missing.items() if name not in conditional}
+        if missing := _shares(gaps, about[at].rows, {}):
             notes.append(f"{part}: missing values in {missing}")
-        if unknown := _shares(about[at].unknown, about[at].rows, ()):
+        if unknown := _shares(about[at].unknown, about[at].rows, about[at].values):
             rarely = any(getattr(column, "rare", 1) > 1 for column in encoder.table.columns.values())
             unseen = f"values that training has not seen{', or too rarely,' if rarely else ''}"
             notes.append(f"{part}: {'rare values' if at == TRAIN else unseen} in {unknown}")
@@ -177,9 +187,11 @@ def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
     return notes
 
 
-def _shares(counts: Mapping[str, int], rows: int, without: object) -> str:
-    skip = set(without) if isinstance(without, Mapping) else set()
-    found = [(count, name) for name, count in counts.items() if count and name not in skip]
-    found.sort(key=lambda pair: (-pair[0], pair[1]))
-    more = f" and {len(found) - 8} more columns" if len(found) > 8 else ""
-    return ", ".join(f"{name} {count:,} ({count / rows:.1%})" for count, name in found[:8]) + more
+def _shares(counts: Mapping[str, int], rows: int, values: Mapping[str, int]) -> str:
+    """Counts and their shares: of ``values`` for columns with several in a row, otherwise of the rows."""
+    found = sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name))
+    shares = [
+        f"{name} {counts[name]:,} ({counts[name] / values.get(name, rows):.1%}{' of its values' * (name in values)})"
+        for name in found[:8]
+    ]
+    return ", ".join(shares) + (f" and {len(found) - 8} more columns" if len(found) > 8 else "")

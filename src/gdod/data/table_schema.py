@@ -71,18 +71,23 @@ class LabelColumn(_Strict):
     type: Literal["label"] = "label"
     kind: Kind = "binary"
     when: str | None = None
-    """The label exists only where this column is 1."""
+    """The label exists only where this column is 1 or true."""
     positive: tuple[str, ...] | None = None
     """For a binary task: the values that count as 1, all others as 0. Without it 0 and 1 are expected."""
     classes: tuple[str, ...] | None = None
     """For a multiclass task: its values in order. Without it those of the training part, sorted."""
 
+    @field_validator("when", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        return _name(value)
+
     @field_validator("positive", "classes", mode="before")
     @classmethod
-    def _texts(cls, value: object) -> object:
+    def _cells(cls, value: object) -> object:
         if value is None:
             return None
-        return tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value]))
+        return tuple(_cell(item) for item in (value if isinstance(value, list | tuple) else [value]))
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -124,6 +129,11 @@ class Split(_Strict):
     """Share of the rows that test leaves, or a file."""
     test: float | str = 0.2
     """Share of all rows, or a file."""
+
+    @field_validator("column", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        return _name(value)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -175,10 +185,15 @@ class FileFormat(_Strict):
             raise ValueError(f"{value!r} is no encoding of text; expected e.g. utf-8, latin-1 or utf-16") from None
         return value
 
+    @field_validator("header", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return tuple(map(_name, value)) if isinstance(value, list | tuple) else value
+
     @field_validator("missing", mode="before")
     @classmethod
-    def _texts(cls, value: object) -> object:
-        return tuple(_text(item) for item in value) if isinstance(value, list | tuple) else value
+    def _cells(cls, value: object) -> object:
+        return tuple(map(_cell, value)) if isinstance(value, list | tuple) else value
 
 
 class TableSchema(_Strict):
@@ -298,6 +313,16 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
+
+
+def _name(value: object) -> object:
+    """A column's name, which may be a number; what is no name is left to be refused."""
+    return _text(value) if isinstance(value, bool | int | float) else value
+
+
+def _cell(value: object) -> str:
+    """As `gdod.data.values.text` writes cells, with which it is compared: "2" for 2.0, no spaces around it."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
 
 
 _SECTIONS: dict[str, type[_Strict]] = {"split": Split, "file": FileFormat}
