@@ -1,6 +1,8 @@
 """Bad input ends in one clear message with the place, and leaves the cache as it was."""
 
 import gzip
+import os
+import time
 from pathlib import Path
 
 import polars as pl
@@ -8,7 +10,7 @@ import pytest
 from tests.data.tables import SCHEMA, clicks, schema, write
 
 from gdod import InputError
-from gdod.data import TableSchema, load
+from gdod.data import TableSchema, cache, load, prepare
 
 
 def refusal(source: Path, table: TableSchema = SCHEMA) -> str:
@@ -169,7 +171,36 @@ def test_one_class_only(tmp_path: Path) -> None:
     no_label = clicks().with_columns(buy=pl.lit(None))
     assert "missing in every training row" in refusal(write(tmp_path, no_label, "bad.csv"))
     table = schema(click={"type": "label", "kind": "multiclass"}, buy="ignore")
-    assert "1 class" in refusal(write(tmp_path, clicks().with_columns(click=3), "bad.csv"), table)
+    message = refusal(write(tmp_path, clicks().with_columns(click=3), "bad.csv"), table)
+    assert "the label 'click' is '3' in all 432 labelled training rows (one class only)" in message
+    assert message.endswith("use `type: ignore`, or split in another way")
+
+
+def test_one_class_of_several(tmp_path: Path) -> None:
+    """Listed in the schema, or in rows that `when` leaves out, they are still not there to be learnt."""
+    grade = {"type": "label", "kind": "multiclass"}
+    one = clicks().with_columns(buy=pl.lit("low"))
+    path = write(tmp_path, one, "bad.csv")
+    message = refusal(path, schema(buy={**grade, "classes": ["low", "high"]}))
+    assert "the label 'buy' is 'low' in all 432 labelled training rows (one class only)" in message
+    outside = one.with_columns(buy=pl.when(pl.col("click") == 0).then(pl.lit("high")).otherwise("buy"))
+    path = write(tmp_path, outside, "bad.csv")
+    for classes in (None, ["low", "high"]):
+        message = refusal(path, schema(buy={**grade, "classes": classes, "when": "click"}))
+        assert "the label 'buy' is 'low' in all" in message
+        assert "where 'click' is 1 (one class only)" in message
+        assert "check `when`" in message
+    two = schema(buy=grade)
+    assert load(path, schema=two, cache=tmp_path / "c").tasks[1].classes == 2
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "regression"])
+def test_no_label_where_the_condition_is_met(kind: str, tmp_path: Path) -> None:
+    never = clicks().with_columns(buy=pl.col("id") % 2, id=0)
+    table = schema(buy={"type": "label", "kind": kind, "when": "id"})
+    message = refusal(write(tmp_path, never, "bad.csv"), table)
+    assert "the label 'buy' is missing in every training row where 'id' is 1, so there is nothing to learn" in message
+    assert "check `when`" in message
 
 
 def test_one_class_in_validation_or_test_is_a_note(tmp_path: Path) -> None:
@@ -216,3 +247,39 @@ def test_nested_and_binary_columns(tmp_path: Path) -> None:
     table = clicks().with_columns(age=pl.concat_list("age"))
     table.write_parquet(tmp_path / "bad.parquet")
     assert "column 'age'" in refusal(tmp_path / "bad.parquet")
+
+
+@pytest.mark.parametrize(
+    "about", ["[]", "null", "3", "{}", '{"files": {}}', '{"files": {"encoder.json": "?"}}', "{", ""]
+)
+def test_a_cache_that_cannot_be_understood_is_made_again(about: str, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    folder = prepare(path, schema=SCHEMA, cache=tmp_path / "c")
+    whole = (folder / "about.json").read_text()
+    (folder / "about.json").write_text(about)
+    assert len(load(path, schema=SCHEMA, cache=tmp_path / "c").train) == 432
+    assert (folder / "about.json").read_text() == whole
+
+
+def test_a_large_file_that_changed_with_its_old_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hash is kept, but not for another content of the same size and time of modification."""
+    path = put(tmp_path, "a" * 100)
+    monkeypatch.setattr(cache, "_LARGE", 50)
+    hour_ago = time.time() - 3600
+    os.utime(path, (hour_ago, hour_ago))
+    monkeypatch.setattr(time, "time", lambda: hour_ago + 7200)  # nothing changed just now
+    first = cache.hash_files([path], tmp_path)
+    memos = list((tmp_path / "hashes").iterdir())
+    assert cache.hash_files([path], tmp_path) == first
+    assert list((tmp_path / "hashes").iterdir()) == memos
+    path.write_text("b" * 100)
+    os.utime(path, (hour_ago, hour_ago))
+    assert cache.hash_files([path], tmp_path) != first
+
+
+def test_the_hash_of_a_file_that_changed_just_now_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_LARGE", 50)
+    path = put(tmp_path, "a" * 100)
+    os.utime(path, (0, 0))
+    cache.hash_files([path], tmp_path)
+    assert not (tmp_path / "hashes").exists()

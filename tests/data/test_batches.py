@@ -134,6 +134,12 @@ def test_wrong_positions_are_refused(part: Part) -> None:
             part.batches(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", None, True])
+def test_wrong_epochs_are_refused(part: Part, epoch: int) -> None:
+    with pytest.raises(InputError, match=r"epoch=.*; expected the number of an epoch, from 0 on"):
+        part.batches(8, seed=1, epoch=epoch)
+
+
 def test_an_empty_part_has_no_batches(tmp_path: Path) -> None:
     for stream in (False, True):
         table = schema({"by": "random", "test": 0})

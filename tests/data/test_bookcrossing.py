@@ -9,7 +9,7 @@ import pytest
 import gdod
 import gdod.data
 from data.real import real
-from gdod.data.bookcrossing import BookCrossing, read_records
+from gdod.data.bookcrossing import BookCrossing, read_records, table_schema
 
 USERS = '"User-ID";"Location";"Age"\r\n'
 BOOKS = (
@@ -62,6 +62,7 @@ def test_quirks_of_the_dump(tmp_path: Path) -> None:
     assert "1 ages outside" in said
     assert "1 years outside" in said
     assert "1 of 6 ratings are of books" in said
+    assert "1 of 6 ratings are by readers that BX-Users.csv does not have" in said
     assert "6 rows; as published there are 1,149,780" in said
     assert "bad rows" not in said
 
@@ -75,6 +76,19 @@ def test_bad_rows_are_counted_and_cost_only_themselves(tmp_path: Path) -> None:
     train, notes = read(put(tmp_path, "", books, ratings))
     assert train["author"].to_list() == ["A", None, None, "A", "A"]
     assert "BX-Books.csv: left out 2 bad rows (not 8 fields; the first is line 3)" in notes
+
+
+def test_readers_and_books_that_come_twice_are_counted(tmp_path: Path) -> None:
+    users = '"1";"a, b, c";"20"\r\n' * 3 + 'NULL;"a, b, c";"20"\r\n"2";"a, b, c";"30"\r\n'
+    books = book("X") + book("Y") + book("X", author="other") * 2
+    train, notes = read(put(tmp_path, users, books, '"1";"X";"9"\r\n"2";"Y";"0"\r\n'))
+    assert train["age"].to_list() == [20, 30]
+    assert train["author"].to_list() == ["A", "A"]  # the first one counts
+    assert "BX-Users.csv: left out 3 rows without a reader, or of one who was there before" in notes
+    assert "BX-Books.csv: left out 2 rows without a book, or of one that was there before" in notes
+    assert "BX-Users.csv: 0 ages outside 5 to 100 count as missing" in notes
+    assert not any("does not have" in note for note in notes)
+    assert sorted(train.columns) == sorted([*table_schema(0, 0.2).columns])
 
 
 def test_a_quote_that_never_closes() -> None:

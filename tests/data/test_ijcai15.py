@@ -120,6 +120,90 @@ def test_bad_events_are_counted(tmp_path: Path) -> None:
     assert any("19 rows; as published there are 54,925,330" in note for note in raw.notes)
 
 
+GOOD = b"1,30,1,7,2.0,0511,0"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"1,20,1,7,3.0,0511,0,8,9",  # two fields more
+        b"1,20,1,7,3.0,0511,0,",
+        b"1,20,1,7,3.0",  # fewer
+        b'1,20,"1,7,3.0,0511,0',  # a quote that does not close
+        b"1,20,1,7,3\xff,0511,0",  # not UTF-8
+        b"1.5,2.5,1,7,3.0,0511,0.9",
+        b"1,20,1,7,inf,0511,0",
+        b"1,20,shoes,7,3.0,0511,0",
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_bad_line_costs_only_itself(bad: bytes, end: bytes, tmp_path: Path) -> None:
+    put(tmp_path, EVENTS)
+    log = tmp_path / "user_log_format1.csv"
+    clean = log.read_bytes().replace(b"\n", end)
+    log.write_bytes(clean + GOOD)
+    expected = read(tmp_path)
+    log.write_bytes(clean + bad + end + end + GOOD + end + bad + end + end)
+    raw = Ijcai15().read(tmp_path, {})
+    assert isinstance(raw.train, pl.DataFrame)
+    assert raw.train.equals(expected)
+    where = "user_log_format1.csv: left out 2 bad rows"
+    assert f"{where} (not 7 fields, or no whole number where one belongs; the first is line 16)" in raw.notes
+    assert "user_log_format1.csv: 17 rows; as published there are 54,925,330" in raw.notes
+    assert not any("left out" in note and "2 bad rows" not in note for note in raw.notes)
+
+
+def test_bad_rows_of_shoppers_are_counted(tmp_path: Path) -> None:
+    raw = Ijcai15().read(put(tmp_path, EVENTS, "1,3.0,0.0\n2,4\n3,2.5,1\n2,5,1,1\n2,5,1\n3,5,\n"), {})
+    assert isinstance(raw.train, pl.DataFrame)
+    assert raw.train["age_range"].to_list() == [3, 3, 3, 5, 5]
+    reason = "not 3 fields, or no whole number where one belongs; the first is line 3"
+    assert f"user_info_format1.csv: left out 3 bad rows ({reason})" in raw.notes
+
+
+def test_a_number_too_large_for_its_type_is_missing(tmp_path: Path) -> None:
+    put(tmp_path, EVENTS)
+    with (tmp_path / "user_log_format1.csv").open("a") as log:
+        log.write("1,20,1,7,2200633953,0511,0\n1,21,1,7,3.0,99999,0\n")
+    raw = Ijcai15().read(tmp_path, {})
+    assert isinstance(raw.train, pl.DataFrame)
+    assert raw.train.filter(pl.col("item_id") >= 20)["brand_id"].to_list() == [None]
+    assert "user_log_format1.csv: 1 events without brand_id" in raw.notes
+    assert any("left out 1 events" in note for note in raw.notes)
+    assert not any("bad rows" in note for note in raw.notes)
+
+
+def test_quotes_a_mark_at_the_start_and_words_for_missing(tmp_path: Path) -> None:
+    plain = read(put(tmp_path, EVENTS))
+    log = tmp_path / "user_log_format1.csv"
+    quoted = [",".join(f'"{field}"' for field in line.split(",")) for line in log.read_text().splitlines()]
+    log.write_text("\ufeff" + "\n".join(quoted), "utf-8")
+    assert read(tmp_path).equals(plain)
+    put(tmp_path, EVENTS, "1,3.0,0.0\n2,NULL,nan\n3,NA,1\n")
+    assert read(tmp_path).equals(plain)
+
+
+def test_other_columns_beside_the_known_ones(tmp_path: Path) -> None:
+    plain = read(put(tmp_path, EVENTS))
+    log = tmp_path / "user_log_format1.csv"
+    head, *rows = log.read_text().splitlines()
+    log.write_text("\n".join([f"note,{head},note", *[f"some text,{row},é" for row in rows]]), "utf-8")
+    raw = Ijcai15().read(tmp_path, {})
+    assert isinstance(raw.train, pl.DataFrame)
+    assert raw.train.equals(plain)
+    assert not any("bad rows" in note for note in raw.notes)
+
+
+def test_files_without_rows(tmp_path: Path) -> None:
+    assert read(put(tmp_path, EVENTS, ""))["age_range"].null_count() == 5
+    (tmp_path / "user_log_format1.csv").write_text(LOG)
+    with pytest.raises(gdod.InputError, match="no event that can be used"):
+        read(tmp_path)
+    (tmp_path / "user_log_format1.csv").write_text("")
+    with pytest.raises(gdod.InputError, match=r"has the columns none; user_id, item_id, cat_id, .* missing"):
+        read(tmp_path)
+
+
 def test_compressed_and_in_the_zip(tmp_path: Path) -> None:
     loose = read(put(tmp_path, EVENTS))
     names = ("user_log_format1.csv", "user_info_format1.csv")
@@ -154,7 +238,10 @@ def test_the_official_sample_parses() -> None:
 
 
 def test_the_log_in_the_official_layout() -> None:
-    made = read(real("ijcai15"))
+    raw = Ijcai15().read(real("ijcai15"), {})
+    made = raw.train
+    assert isinstance(made, pl.DataFrame)
+    assert not any("left out" in note for note in raw.notes)
     if len(made) == 46_480:  # the log that is kept for development
         assert round(100 * float(made["favourite"].mean()), 1) == 10.0  # type: ignore[arg-type]
         assert int(made["buy"].sum()) == 990

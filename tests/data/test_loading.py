@@ -59,7 +59,7 @@ def test_parts_in_folders_of_their_own(tmp_path: Path) -> None:
         table(tmp_path / "data" / part / "a.csv", rows)
     found = loaded(f"{tmp_path}/data/*/*.csv", "test: test, validation: validation/a.csv", tmp_path)
     assert sizes(found) == (200, 50, 100)
-    with pytest.raises(InputError, match="leads out of .* with a pattern"):
+    with pytest.raises(InputError, match=r"leads out of .* with a pattern"):
         loaded(tmp_path / "data" / "train", "test: ../test", tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_a_folder_with_the_name_of_a_data_set(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_would_be_ignored_is_refused(logs: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="labels=.*'click'.* data set 'ads' has its own"):
+    with pytest.raises(InputError, match=r"labels=.*'click'.* data set 'ads' has its own"):
         load("ads", labels=["click"], cache=tmp_path)
     with pytest.raises(InputError, match="folder='somewhere' is for a data set with a name"):
         load(logs, folder="somewhere", cache=tmp_path)

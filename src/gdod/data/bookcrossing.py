@@ -191,6 +191,12 @@ def join(ratings: pl.DataFrame, users: pl.DataFrame, books: pl.DataFrame) -> tup
         raise InputError(f"{RATINGS.file} has no row with a reader, a book and a rating from 0 to 10")
     if wrong := len(ratings) - int(usable.sum()):
         notes.append(f"{RATINGS.file}: left out {wrong:,} rows without a reader, a book or a rating from 0 to 10")
+    users, same_reader = _first_of_each(users, "user")
+    books, same_book = _first_of_each(books, "isbn")
+    if same_reader:
+        notes.append(f"{USERS.file}: left out {same_reader:,} rows without a reader, or of one who was there before")
+    if same_book:
+        notes.append(f"{BOOKS.file}: left out {same_book:,} rows without a book, or of one that was there before")
     readers, strange_ages = _readers(users)
     volumes, strange_years = _volumes(books)
     notes += [
@@ -205,13 +211,23 @@ def join(ratings: pl.DataFrame, users: pl.DataFrame, books: pl.DataFrame) -> tup
         .join(readers, on="user", how="left", maintain_order="left")
         .join(volumes, on="isbn", how="left", maintain_order="left")
     )
-    unknown = int(joined["known_book"].is_null().sum())
-    if unknown:
+    if unknown := joined["known_reader"].null_count():
+        notes.append(
+            f"{unknown:,} of {len(joined):,} ratings are by readers that {USERS.file} does not have; "
+            "age, city, region and country count as missing there"
+        )
+    if unknown := joined["known_book"].null_count():
         notes.append(
             f"{unknown:,} of {len(joined):,} ratings are of books that {BOOKS.file} does not have; "
             "author, year and publisher count as missing there"
         )
-    return joined.drop("known_book"), notes
+    return joined.drop("known_reader", "known_book"), notes
+
+
+def _first_of_each(table: pl.DataFrame, key: str) -> tuple[pl.DataFrame, int]:
+    """The first row with each key, and how many rows are left out."""
+    kept = table.filter(pl.col(key).is_not_null()).unique(key, keep="first", maintain_order=True)
+    return kept, len(table) - len(kept)
 
 
 def _readers(users: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -223,17 +239,18 @@ def _readers(users: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         places.list.head(pl.max_horizontal(places.list.len().cast(pl.Int64) - 2, 0)).list.join(",").alias("city"),
     ]
     age = pl.col("age").cast(pl.Float64, strict=False)
-    made = users.unique("user", keep="first", maintain_order=True).select(
+    made = users.select(
         "user",
         *[each.str.strip_chars().replace({"": None, "n/a": None}) for each in place],
         age=pl.when(age.is_between(*AGES)).then(age),
+        known_reader=pl.lit(True),
     )
     return made, int(users["age"].is_not_null().sum()) - int(made["age"].is_not_null().sum())
 
 
 def _volumes(books: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     year = pl.col("year").cast(pl.Float64, strict=False)
-    made = books.unique("isbn", keep="first", maintain_order=True).select(
+    made = books.select(
         "isbn",
         pl.col("author", "publisher").str.strip_chars().replace("", None),
         year=pl.when(year.is_between(*YEARS)).then(year),

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from gdod.errors import InputError
 
 # Part of every fingerprint: raise it when the stored form or the way to it changes.
-VERSION = 1
-# Larger files are hashed once, and again when their size or time of change differs.
+VERSION = 2
+# Larger files are hashed once, and again when their size or a time of change differs.
 _LARGE = 64 << 20
 _STALE_SECONDS = 24 * 3600
 
@@ -40,15 +42,16 @@ def _hash(path: Path, cache: Path) -> str:
         about = path.stat()
         if about.st_size < _LARGE:
             return _sha256(path)
-        key = hashlib.sha256(f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {about.st_ino}".encode())
-        memo = cache / "hashes" / key.hexdigest()
+        # The time of modification can be set back, as `touch -r` and `rsync --times` do; st_ctime cannot.
+        state = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+        memo = cache / "hashes" / hashlib.sha256(f"{path.resolve()} {state}".encode()).hexdigest()
         if memo.is_file():
             return memo.read_text()
         found = _sha256(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     # A file that changed just now may change again within the resolution of its time of change.
-    if time.time() - about.st_mtime > 2:
+    if time.time() - max(about.st_mtime, about.st_ctime) > 2:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_whole(memo, found)
     return found
@@ -109,10 +112,21 @@ def _remove_stale(folder: Path) -> None:
             continue
 
 
+class _About(BaseModel):
+    """What about.json has to say for prepared data to be opened."""
+
+    name: str
+    fingerprint: str
+    rows: dict[str, int]
+    parts: dict[str, dict[str, Any]]
+    notes: list[str]
+    files: dict[str, int] = Field(min_length=1)
+
+
 def is_whole(folder: Path) -> bool:
-    """Whether all files are there in the size they were written in."""
+    """Whether about.json can be understood, and all files are there in the size they were written in."""
     try:
-        about = json.loads((folder / "about.json").read_text("utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in about["files"].items())
-    except (OSError, ValueError, KeyError, AttributeError):
+        about = _About.model_validate_json((folder / "about.json").read_bytes())
+        return all((folder / name).stat().st_size == size for name, size in about.files.items())
+    except (OSError, ValueError):  # pydantic's error is a ValueError
         return False

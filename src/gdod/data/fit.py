@@ -38,7 +38,7 @@ class _Fitting:
             for name, label in schema.labels.items()
             if label.kind == "multiclass" and label.classes is None
         }
-        self.labels = {name: _Range() for name in schema.labels}
+        self.labels = {name: _Seen() for name in schema.labels}
         self.weights, self.rows = 0.0, 0
 
     def add(self, frame: pl.DataFrame, origin: Origin) -> None:
@@ -64,11 +64,15 @@ class _Fitting:
         for name, label in self.schema.labels.items():
             if label.kind != "multiclass":
                 self.labels[name].add(label_values(frame, name, self.schema, None, origin))
+                continue
+            values = text(frame[name], self.schema.file.missing)
+            classes = label.classes or tuple(values.drop_nulls().unique())
+            there = label_values(frame, name, self.schema, classes, origin).is_not_null()  # also where `when` is 1
+            self.labels[name].add(values.filter(there))
 
     def encoder(self) -> Encoder:
         for name, label in self.schema.labels.items():
-            if label.kind != "multiclass":
-                self.labels[name].check(name, label)
+            self.labels[name].check(name, label)
         vocabularies = {
             name: counts.vocabulary(self.schema.columns[name].rare)  # type: ignore[union-attr]
             for name, counts in self.counts.items()
@@ -89,8 +93,6 @@ class _Fitting:
             raise InputError(f"the label {name!r} has the class {odd[0]!r}, with a zero byte; use other names")
         if listed is not None:
             return listed
-        if len(found) < 2:
-            raise InputError(f"the label {name!r} has {len(found)} class(es) in the training rows; expected at least 2")
         # Numbers in their own order, 2 before 10; other text by name.
         try:
             return tuple(sorted(found, key=float))
@@ -105,27 +107,32 @@ class _Fitting:
         return self.weights / self.rows
 
 
-class _Range:
-    """What labels were seen."""
+class _Seen:
+    """How many labels were seen, and some of them: two that differ, if any do."""
 
     def __init__(self) -> None:
-        self.count, self.low, self.high = 0, np.inf, -np.inf
+        self.count = 0
+        self.some: set[object] = set()
 
     def add(self, values: pl.Series) -> None:
         values = values.drop_nulls()
-        if len(values):
-            self.count += len(values)
-            self.low = min(self.low, float(values.min()))  # type: ignore[arg-type]
-            self.high = max(self.high, float(values.max()))  # type: ignore[arg-type]
+        self.count += len(values)
+        if len(values) and len(self.some) < 2:
+            self.some |= {values.min(), values.max()}
 
     def check(self, name: str, label: LabelColumn) -> None:
         """A task without labels, or with one class only, has nothing to learn."""
         where = f"where {label.when!r} is 1 " if label.when else ""
+        hint = f"{'check `when`, ' if label.when else ''}use `type: ignore`, or split in another way"
         if not self.count:
-            raise InputError(f"the label {name!r} is missing in every training row {where}".rstrip())
-        if self.low == self.high and label.kind == "binary":
-            hint = "check `positive`" if label.positive else "use `type: ignore`, or split in another way"
             raise InputError(
-                f"the label {name!r} is {self.low:g} in all {self.count:,} labelled training rows {where}"
-                f"(one class only), so there is nothing to learn; {hint}"
+                f"the label {name!r} is missing in every training row {where}".rstrip()
+                + f", so there is nothing to learn; {hint}"
+            )
+        if len(self.some) == 1 and label.kind != "regression":
+            (only,) = self.some
+            said = f"{only:g}" if isinstance(only, float) else repr(only)
+            raise InputError(
+                f"the label {name!r} is {said} in all {self.count:,} labelled training rows {where}"
+                f"(one class only), so there is nothing to learn; {'check `positive`' if label.positive else hint}"
             )

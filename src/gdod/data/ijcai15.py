@@ -19,7 +19,7 @@ import polars as pl
 from gdod.data.options import Options
 from gdod.data.published import Published, find_all, hashes
 from gdod.data.source import RawTables
-from gdod.data.table_schema import TableSchema
+from gdod.data.table_schema import MISSING, TableSchema
 from gdod.errors import InputError
 
 VERSION = 1
@@ -65,7 +65,7 @@ class Ijcai15:
 
 def read_log(file: Published) -> tuple[pl.DataFrame, list[str]]:
     """The events as whole numbers, those without a shopper, item, date or known action counted out."""
-    table = _read_numbers(file, LOG_COLUMNS)
+    table, notes = _read_numbers(file, LOG, LOG_COLUMNS)
     month, day = pl.col("time_stamp") // 100, pl.col("time_stamp") % 100
     usable = (
         pl.col("user_id").is_not_null()
@@ -75,7 +75,6 @@ def read_log(file: Published) -> tuple[pl.DataFrame, list[str]]:
         & pl.col("action_type").is_between(CLICK, FAVOURITE)
     ).fill_null(False)
     events = table.filter(usable)
-    notes = _row_notes(file, LOG, len(table))
     if bad := len(table) - len(events):
         notes.append(f"{file.short}: left out {bad:,} events without a shopper, item, date or action from 0 to 3")
     missing = {name: int(events[name].null_count()) for name in ("cat_id", "seller_id", "brand_id")}
@@ -87,9 +86,8 @@ def read_log(file: Published) -> tuple[pl.DataFrame, list[str]]:
 
 def read_shoppers(file: Published) -> tuple[pl.DataFrame, list[str]]:
     """Age range and gender; 0 and 2, which stand for "unknown" there, as missing."""
-    table = _read_numbers(file, SHOPPER_COLUMNS)
+    table, notes = _read_numbers(file, SHOPPERS, SHOPPER_COLUMNS)
     known = table.filter(pl.col("user_id").is_not_null()).unique("user_id", keep="first", maintain_order=True)
-    notes = _row_notes(file, SHOPPERS, len(table))
     if bad := len(table) - len(known):
         notes.append(f"{file.short}: left out {bad:,} rows without a shopper, or of a shopper who was there before")
     return known.with_columns(
@@ -175,21 +173,63 @@ def table_schema(conditional: bool, seed: int, test: float) -> TableSchema:
     return TableSchema.model_validate({"columns": columns, "split": split})
 
 
-def _read_numbers(file: Published, columns: tuple[str, ...]) -> pl.DataFrame:
-    """The columns as whole numbers; "7069.0" is 7069, and what is no number is missing."""
+def _read_numbers(file: Published, name: str, columns: tuple[str, ...]) -> tuple[pl.DataFrame, list[str]]:
+    """The columns as whole numbers, bad rows counted out. "7069.0" is 7069; what is too large for its type is missing.
+
+    A line is a row, whatever quotes or bytes it has, so that a bad one costs only itself.
+    """
     with _on_disk(file) as path:
         try:
-            text = pl.scan_csv(path, infer_schema=False)
-            found = text.collect_schema().names()
-            if missing := [name for name in columns if name not in found]:
-                raise InputError(f"{file} has the columns {', '.join(found)}; {', '.join(missing)} missing")
-            numbers = [
-                pl.col(name).cast(pl.Float64, strict=False).cast(SMALL.get(name, pl.Int64), strict=False)
-                for name in columns
-            ]
-            return text.select(numbers).collect(engine="streaming")
+            header = _lines(path).head(1).collect()
+            first = (header.item() if len(header) else None) or ""
+            found = [field.strip(' "') for field in first.lstrip("\ufeff").split(",")]
+            if missing := [column for column in columns if column not in found]:
+                raise InputError(f"{file} has the columns {', '.join(found) or 'none'}; {', '.join(missing)} missing")
+            # Of one field more than there are columns the last is null, unless the line is too long.
+            fields = pl.col("line").str.split_exact(",", len(found)).alias("fields")
+            split = _lines(path, skip=1).select(fields, empty=pl.col("line").is_null()).unnest("fields")
+            table = split.select(_numbers(found, columns, quoted='"' in first)).collect(engine="streaming")
         except pl.exceptions.PolarsError as error:
             raise InputError(f"{file} cannot be read as a table ({str(error).splitlines()[0]})") from error
+    bad = table["bad"].arg_true()
+    kept = table.filter(~pl.col("bad")).drop("bad")
+    notes = []
+    if len(bad):
+        reason = f"not {len(found)} fields, or no whole number where one belongs; the first is line {bad[0] + 2}"
+        notes.append(f"{file.short}: left out {len(bad):,} bad rows ({reason})")
+    return kept, notes + _row_notes(file, name, len(kept) + len(bad))
+
+
+def _lines(path: Path, skip: int = 0) -> pl.LazyFrame:
+    """One column of text, null for an empty line. The separator is a byte that no text has."""
+    return pl.scan_csv(
+        path,
+        has_header=False,
+        skip_lines=skip,
+        schema={"line": pl.String},
+        separator="\x01",
+        quote_char=None,
+        encoding="utf8-lossy",
+        truncate_ragged_lines=True,
+        raise_if_empty=False,
+        glob=False,
+    )
+
+
+def _numbers(found: list[str], columns: tuple[str, ...], quoted: bool) -> list[pl.Expr]:
+    """Each column from the fields of a line, and whether the line is bad; that is null for an empty line."""
+    last, beyond = pl.col(f"field_{len(found) - 1}"), pl.col(f"field_{len(found)}")
+    numbers, wrong = [], [last.is_null(), beyond.is_not_null()]
+    for name in columns:
+        text = pl.col(f"field_{found.index(name)}")
+        if quoted:
+            inside = text.str.strip_prefix('"').str.strip_suffix('"')
+            text = pl.when(text.str.starts_with('"') & text.str.ends_with('"')).then(inside).otherwise(text)
+        number = text.cast(pl.Float64, strict=False)
+        numbers.append(number.cast(SMALL.get(name, pl.Int64), strict=False).alias(name))
+        whole = (number == number.floor()) & number.is_finite()
+        wrong.append(~whole.fill_null(False) & ~text.is_in(MISSING))
+    return [*numbers, pl.when(~pl.col("empty")).then(pl.any_horizontal(wrong)).alias("bad")]
 
 
 @contextmanager

@@ -172,11 +172,13 @@ def _share(size: int, rank: int, ranks: int) -> slice:
     return slice(first, first + each + (rank < more))
 
 
-def generator(seed: int, *path: int) -> torch.Generator:
-    """Random numbers that depend on a seed and on the way to where they are used."""
+def generator(seed: int, epoch: int, *path: int) -> torch.Generator:
+    """Random numbers that depend on a seed, an epoch, and the way from there to where they are used."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed!r}; expected a whole number of at least 0, or None for the stored order")
-    state = np.random.SeedSequence([seed, *path]).generate_state(1, np.uint64)[0]
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise InputError(f"epoch={epoch!r}; expected the number of an epoch, from 0 on")
+    state = np.random.SeedSequence([seed, epoch, *path]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
