@@ -22,6 +22,7 @@ THREADS = 2
 WARM_UP = 5
 FEWEST_PAIRS, MOST_PAIRS = 3, 400
 BLOCK = 10  # steps that a process makes before it is another's turn
+PAUSE = 0.05  # seconds before each turn: threads of the other process spin for a while before they sleep
 LONG = 0.2  # seconds after which a single step is a block
 
 
@@ -91,9 +92,11 @@ class Trainee:
     """A process that trains a competitor, a block of steps whenever it is asked to."""
 
     def __init__(self, case: Case, competitor: Competitor, keep_memory: bool) -> None:
+        self.name = competitor.name
         self.process = start("train", case, competitor, keep_memory=keep_memory, stdin=subprocess.PIPE)
 
     def __enter__(self) -> "Trainee":
+        self._told()  # it is ready
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,16 +105,23 @@ class Trainee:
     def block(self) -> float:
         """Mean time of a step."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
+        time.sleep(PAUSE)
         self.process.stdin.write("block\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        return float(self._told())
+
+    def _told(self) -> str:
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return line
+        raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}; see its message above")
 
 
 def train(case: Case, competitor: Competitor, keep_memory: bool) -> None:
     """The child's side: a line of input, a block, a line of output."""
     if keep_memory:
         keep_freed_memory()
+    load(competitor, case)
     torch.manual_seed(0)
     model = SharedBottom(case)
     optimizer = torch.optim.Adam(model.parameters()) if case.adam else None
@@ -126,6 +136,10 @@ def train(case: Case, competitor: Competitor, keep_memory: bool) -> None:
             optimizer.step()
         return time.perf_counter() - start
 
+    warm_up = time.perf_counter() + LONG
+    while time.perf_counter() < warm_up:
+        step()
+    print("ready", flush=True)
     for _ in sys.stdin:
         # The first step finds the caches as the other process left them, which it would not when training alone.
         first = step()
@@ -154,6 +168,11 @@ def time_pairs(plain: Callable[[], float], other: Callable[[], float], seconds: 
     return pairs
 
 
+def can_keep_freed_memory() -> bool:
+    """Whether the C library is glibc, whose allocator can be told to."""
+    return hasattr(ctypes.CDLL(None), "mallopt")
+
+
 def keep_freed_memory() -> None:
     """Tell glibc's allocator not to give memory back to the system between steps.
 
@@ -163,8 +182,6 @@ def keep_freed_memory() -> None:
     """
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # mallopt's names for them, from malloc.h
     allocator = ctypes.CDLL(None)
-    if not hasattr(allocator, "mallopt"):
-        raise SystemExit("--keep-memory needs glibc, whose allocator it sets; leave it out here")
     allocator.mallopt(mmap_threshold, 2**25)  # the most that glibc takes
     allocator.mallopt(trim_threshold, 2**31 - 1)
     allocator.mallopt(top_pad, 2**26)

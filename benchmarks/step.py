@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.case import Case, variations
-from benchmarks.measure import peak_memory, time_competitors
+from benchmarks.measure import can_keep_freed_memory, peak_memory, time_competitors
 from benchmarks.report import LARGE, Results
 from benchmarks.ways import BATCHED, COMPETITORS, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
 
@@ -64,13 +64,10 @@ def memory_plan(part: Part) -> Plan:
 
 def main(
     only: Annotated[Part, typer.Option(help="Measure only this part.")] = Part.ALL,
-    seconds: Annotated[float, typer.Option(min=0, help="Time for each competitor in each case.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Time for each competitor in each pair of processes.")] = 2.5,
     processes: Annotated[
         int, typer.Option(min=1, help="Pairs of processes for what the speed contract is about; one for the rest.")
-    ] = 5,
-    keep_memory: Annotated[
-        bool, typer.Option("--keep-memory", help="Time with an allocator that keeps freed memory.")
-    ] = False,
+    ] = 6,
     out: Annotated[Path, typer.Option(help="Folder for step.json and step.md.")] = RESULTS,
 ) -> None:
     """Print ratios to a plain forward and backward pass, and write them as JSON and Markdown."""
@@ -85,7 +82,11 @@ def main(
         note(f"time: {case}")
         for competitor in competitors:
             promised = case in PROMISED and competitor in (PLAIN, GDOD)
-            results.timings += time_competitors(case, [competitor], seconds, processes if promised else 1, keep_memory)
+            results.timings += time_competitors(case, [competitor], seconds, processes if promised else 1)
+    if only is not Part.MEMORY and can_keep_freed_memory():
+        for case in PROMISED:
+            note(f"time, freed memory kept: {case}")
+            results.kept += time_competitors(case, [PLAIN, GDOD], seconds, processes // 2 or 1, keep_memory=True)
     print(results.as_markdown())
     results.write(out)
     note(f"written to {out}")

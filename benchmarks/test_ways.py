@@ -45,6 +45,8 @@ def test_a_bar_is_judged_only_if_the_machine_was_steady() -> None:
     assert promise(plain=1.05, measured=2.6) == "missed"
     assert promise(plain=0.6, measured=2.4) == "machine too busy to tell"
     assert promise(plain=1.0, measured=2.4, pairs=3) == "machine too busy to tell"
+    assert promise(plain=0.8, measured=1.5) == "ok"
+    assert promise(plain=0.8, measured=3.5) == "missed"
 
 
 def test_a_measurement_reaches_the_report() -> None:

@@ -6,14 +6,16 @@ Each takes a model and a batch, runs the forward pass, and leaves the gradients 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torchjd.aggregation import CAGrad, GramianWeightedAggregator, PCGrad
-from torchjd.autojac import jac_to_grad, mtl_backward
 
 import gdod
 from benchmarks.case import Batch, Case, SharedBottom, forward
+
+if TYPE_CHECKING:  # it takes seconds to import, and most processes do not need it
+    from torchjd.aggregation import GramianWeightedAggregator
 
 Way = Callable[[SharedBottom, Batch], None]
 
@@ -87,10 +89,12 @@ def batched(case: Case) -> Way:
     return step
 
 
-def torchjd(make: Callable[[], GramianWeightedAggregator]) -> Callable[[Case], Way]:
+def torchjd(make: "Callable[[], GramianWeightedAggregator]") -> Callable[[Case], Way]:
     """With the option that spares it a copy of the Jacobian: it is the faster one here."""
 
     def way(case: Case) -> Way:
+        from torchjd.autojac import jac_to_grad, mtl_backward
+
         aggregator = make()
 
         def step(model: SharedBottom, batch: Batch) -> None:
@@ -101,6 +105,18 @@ def torchjd(make: Callable[[], GramianWeightedAggregator]) -> Callable[[Case], W
         return step
 
     return way
+
+
+def pcgrad() -> "GramianWeightedAggregator":
+    from torchjd.aggregation import PCGrad
+
+    return PCGrad()
+
+
+def cagrad() -> "GramianWeightedAggregator":
+    from torchjd.aggregation import CAGrad
+
+    return CAGrad(c=0.5)
 
 
 @dataclass(frozen=True)
@@ -121,8 +137,8 @@ PLAIN = Competitor("plain", plain)
 GDOD = Competitor("GDOD", gdod_engine)
 NAIVE = Competitor("loop + SVD", naive, holds_m=True)
 BATCHED = Competitor("vmap", batched, holds_m=True)
-TORCHJD = Competitor("torchjd PCGrad", torchjd(PCGrad))
-TORCHJD_CAGRAD = Competitor("torchjd CAGrad", torchjd(lambda: CAGrad(c=0.5)))
+TORCHJD = Competitor("torchjd PCGrad", torchjd(pcgrad))
+TORCHJD_CAGRAD = Competitor("torchjd CAGrad", torchjd(cagrad))
 COMPETITORS = (PLAIN, GDOD, TORCHJD, BATCHED, NAIVE)
 
 
