@@ -28,7 +28,7 @@ demo: $(READY)
 	@$(BIN)/gdod demo
 
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-all: $(READY)
 	$(BIN)/pytest -q
