@@ -75,3 +75,8 @@ def test_what_would_be_ignored_is_refused(logs: Path, tmp_path: Path) -> None:
         load("ads", labels=["click"], cache=tmp_path)
     with pytest.raises(InputError, match="folder='somewhere' is for a data set with a name"):
         load(logs, folder="somewhere", cache=tmp_path)
+
+
+def test_what_is_no_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="source is a int; expected a path"):
+        load(123, cache=tmp_path)  # type: ignore[arg-type]

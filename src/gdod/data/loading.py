@@ -81,6 +81,8 @@ def prepare(
     **options: object,
 ) -> Path:
     """The folder with the prepared data, made now if it is not in the cache. Arguments as for `load`."""
+    if not isinstance(source, str | Path):
+        raise InputError(f"source is a {type(source).__name__}; expected a path, a pattern, or a data set's name")
     root = cache_folder(cache)
     if schema is not None and not isinstance(schema, TableSchema):
         schema = TableSchema.read(schema)
