@@ -95,6 +95,23 @@ def test_a_task_without_labels_does_no_harm(diagnose: bool) -> None:
         torch.testing.assert_close(found, torch.zeros_like(parameter) if expected is None else expected, msg=name)
 
 
+class ByLoss(LossMethod):
+    """Knows no better than to pass on that a task has no loss."""
+
+    def weigh_losses(self, losses: Tensor) -> Tensor:
+        return losses / losses
+
+
+@pytest.mark.parametrize("method", [gdod.Sum(), ByLoss()], ids=["sum", "by loss"])
+def test_a_task_without_labels_has_no_weight(method: Method) -> None:
+    model, ids, targets = problem()
+    mask = torch.ones(12, 3, dtype=torch.bool)
+    mask[:, 1] = False
+    info = gdod.backward(model(ids, targets), method, mask=list(mask.unbind(1)))
+    assert info.row_weights.tolist() == [[1.0, 0.0, 1.0]]
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
+
+
 def test_shared_parameters_are_checked_on_every_route() -> None:
     model, ids, targets = problem()
     stranger = nn.Parameter(torch.zeros(2))
