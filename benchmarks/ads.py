@@ -12,7 +12,7 @@ import time
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from gdod.data.ads import AdsOptions, describe, simulate
+from gdod.data.sets.ads import AdsOptions, describe, simulate
 
 
 def main() -> None:

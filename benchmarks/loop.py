@@ -26,9 +26,9 @@ from benchmarks.measure import THREADS, time_pairs
 from benchmarks.models import BATCH, CENSUS, LABELS, NUMBERS, tasks
 from benchmarks.report import ENOUGH_PAIRS, UNSTEADY, environment, markdown_table
 from gdod.data.dataset import Dataset
-from gdod.data.encoder import Encoder
-from gdod.data.part import Examples, MemoryPart, Minibatch
-from gdod.data.table_schema import TableSchema
+from gdod.data.parts.part import Examples, MemoryPart, Minibatch
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.tables.table_schema import TableSchema
 from gdod.models import Model, build
 from gdod.training import Folder, Silent, TrainConfig, check_config
 from gdod.training.loop import Trainer

@@ -26,7 +26,7 @@ import typer
 from benchmarks.measure import limit_memory, peak_bytes
 from benchmarks.report import ENOUGH_PAIRS, UNSTEADY, environment, markdown_table
 from gdod.data import TableSchema, load
-from gdod.data.preparing import row_bytes
+from gdod.data.preparing.pipeline import row_bytes
 from gdod.data.stream import StreamPart
 from gdod.errors import InputError
 from gdod.models import build

@@ -8,10 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gdod import data, decompositions, models, training
-    from gdod.accumulation import Accumulation
+    from gdod import data, models, training
+    from gdod._backward import Accumulation, Info, backward
     from gdod.errors import InputError, MixingWarning, NonFiniteInputError
-    from gdod.info import Info
     from gdod.methods import (
         GDOD,
         METHODS,
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
         CAGrad,
         Decomposition,
         GDODAggregator,
-        GDODVariant,
         GDODWeighting,
         GradNorm,
         GradReg,
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
         WeightedGDOD,
         Weights,
         as_method,
+        decompositions,
         method,
     )
-    from gdod.to_grad import backward
 
 __all__ = [
     "GDOD",
@@ -46,7 +44,6 @@ __all__ = [
     "CAGrad",
     "Decomposition",
     "GDODAggregator",
-    "GDODVariant",
     "GDODWeighting",
     "GradNorm",
     "GradReg",
@@ -74,20 +71,20 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "Accumulation": "accumulation",
-    "Info": "info",
+    "Accumulation": "_backward",
+    "Info": "_backward",
     "InputError": "errors",
     "MixingWarning": "errors",
     "NonFiniteInputError": "errors",
-    "backward": "to_grad",
+    "backward": "_backward",
 }
-_MODULES = {"data", "decompositions", "models", "training"}
+_PACKAGES = {"data", "models", "training"}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'gdod' has no attribute {name!r}")
-    if name in _MODULES:
+    if name in _PACKAGES:
         return import_module(f"gdod.{name}")
     value = getattr(import_module(f"gdod.{_ELSEWHERE.get(name, 'methods')}"), name)
     globals()[name] = value

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.data.tables import SCHEMA, clicks, schema, write
+from tests.data.clicks_table import SCHEMA, clicks, schema, write
 
 from gdod import InputError
-from gdod.data import TableSchema, cache, load, prepare
+from gdod.data import TableSchema, load, prepare
+from gdod.data.preparing import cache
 
 
 def refusal(source: Path, table: TableSchema = SCHEMA) -> str:

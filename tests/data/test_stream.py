@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.data.tables import SCHEMA, write
+from tests.data.clicks_table import SCHEMA, write
 
-import gdod.data.shuffle
+import gdod.data.preparing.shuffle
 from gdod.data import TableSchema, load
-from gdod.data.read import read_chunks
 from gdod.data.stream import StreamPart
-from gdod.data.table_schema import FileFormat
+from gdod.data.tables.read import read_chunks
+from gdod.data.tables.table_schema import FileFormat
 from gdod.models import build, per_example_losses
 
 
@@ -35,7 +35,7 @@ def test_streaming_gives_what_memory_gives(tmp_path: Path) -> None:
 
 def test_a_sorted_file_is_mixed_through_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a sorted file end up anywhere, also when they do not fit in memory together."""
-    monkeypatch.setattr(gdod.data.shuffle, "_BUCKET_BYTES", 100_000)
+    monkeypatch.setattr(gdod.data.preparing.shuffle, "_BUCKET_BYTES", 100_000)
     rows = 40_000
     table = pl.DataFrame({"x": np.arange(rows, dtype=float), "y": np.repeat([0, 1], rows // 2)})
     described = TableSchema(

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from training import tiny
+from tests.training import tiny
 
 OPTIONS: dict[str, Any] = {
     "data.source": "clicks.csv",

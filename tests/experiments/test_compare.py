@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.experiments.small import OPTIONS, make_place, result, start
 from typer.testing import CliRunner
 
-from experiments.small import OPTIONS, make_place, result, start
 from gdod import InputError
 from gdod.cli import app
 from gdod.experiments.compare import Outcome, check_place, compare, share_cores

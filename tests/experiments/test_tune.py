@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.experiments.small import OPTIONS, make_place
 from typer.testing import CliRunner
 
-from experiments.small import OPTIONS, make_place
 from gdod import InputError
 from gdod.cli import app
 from gdod.experiments.plan import read_plan

@@ -11,16 +11,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from tests.fuzz.outcomes import attempt
+from tests.fuzz.values import ANYTHING, NUMBERS, SCRAPS, WORDS, toml_file
+from tests.training import tiny
 from typer.testing import CliRunner
 
-from fuzz.outcomes import attempt
-from fuzz.values import ANYTHING, NUMBERS, SCRAPS, WORDS, toml_file
 from gdod.cli import app
 from gdod.data.dataset import Dataset
 from gdod.methods import METHODS
 from gdod.models import MODELS
 from gdod.training import TrainConfig, check, check_config, read_config, train
-from training import tiny
 
 OPTIONS = sorted(
     {field.name for model in MODELS.values() for field in fields(model.config_type)}

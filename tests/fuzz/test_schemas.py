@@ -8,12 +8,12 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.tables import clicks
+from tests.data.clicks_table import clicks
+from tests.fuzz.outcomes import attempt, content
+from tests.fuzz.values import ANYTHING, LEAVES, SCRAPS, toml_file
 
-from fuzz.outcomes import attempt, content
-from fuzz.values import ANYTHING, LEAVES, SCRAPS, toml_file
 from gdod.data import TableSchema, load
-from gdod.data.table_schema import COLUMN_TYPES, FileFormat, Split
+from gdod.data.tables.table_schema import COLUMN_TYPES, FileFormat, Split
 
 NAMES = list(clicks(1).columns)
 

@@ -249,12 +249,17 @@ def test_a_baseline_may_be_named_as_compare_takes_it(tmp_path: Path) -> None:
         load_studies([tmp_path], baseline="cagrad:c=0.5")
 
 
-def test_options_that_are_not_the_defaults_are_shown(tmp_path: Path) -> None:
+def test_options_that_were_given_are_shown(tmp_path: Path) -> None:
     made: dict[str, dict[str, object]] = {"cagrad": {"c": 0.3}, "gdod": {"groups": 16}, "strange": {"x": 1}, "sum": {}}
     for method, options in made.items():
         make_run(tmp_path / method, method=method, options=options, evaluations=2)
     (study,) = load_studies([tmp_path])
-    assert {setting.method for setting in study.settings} == {"cagrad (c=0.3)", "gdod", "strange (x=1)", "sum"}
+    assert {setting.method for setting in study.settings} == {
+        "cagrad (c=0.3)",
+        "gdod (groups=16)",
+        "strange (x=1)",
+        "sum",
+    }
 
 
 def test_single_task_models_have_no_conflict(tmp_path: Path) -> None:

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import tiny
 
 import gdod
 from gdod import InputError
-from gdod.data.part import MemoryPart, Part
+from gdod.data.parts.part import MemoryPart, Part
 from gdod.errors import NonFiniteInputError
 from gdod.models import MODELS, Task, per_example_losses
 from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.loop import Trainer
-from gdod.training.losses import binary_labels, binary_losses
+from gdod.training.minibatch_losses import binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
 from gdod.training.ranks import Ranks
 from gdod.training.record import points
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
-from training import tiny
 
 
 def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -5,17 +5,17 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.training import tiny
 
 import gdod
 from gdod import InputError
-from gdod.data.encoder import Encoder
-from gdod.data.scaling import Scaling
-from gdod.data.table_schema import TableSchema
-from gdod.data.vocabulary import Vocabulary
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.scaling import Scaling
+from gdod.data.preparing.vocabulary import Vocabulary
+from gdod.data.tables.table_schema import TableSchema
 from gdod.training import Run, load_run, train
 from gdod.training.predict import evaluate_file, predict_file, prediction_columns
 from gdod.training.run import Folder
-from training import tiny
 
 
 @pytest.fixture(scope="module")

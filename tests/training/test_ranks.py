@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import tiny, together
+from tests.training.test_loop import check_same, lines
+from tests.training.test_resume import check_same_result
+from tests.training.together import Started, Stopped, Wrong, start, training
 
 from gdod import InputError
+from gdod._files import read_json
 from gdod.models import Batch, Categorical, Numeric, Schema, Task, build
 from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.evaluation import Scored, score
-from gdod.training.files import read_json
 from gdod.training.ranks import Ranks
-from training import tiny, together
-from training.test_loop import check_same, lines
-from training.test_resume import check_same_result
-from training.together import Started, Stopped, Wrong, start, training
 
 SEEDS = {"dropout": 0.0, "embedding": 4, "bottom": [16], "tower": [8]}
 

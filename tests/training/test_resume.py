@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training import tiny
+from tests.training.test_loop import check_same, lines
 
+from gdod._files import read_json
 from gdod.training import TrainConfig, train
 from gdod.training.checkpoint import load
-from gdod.training.files import read_json
-from training import tiny
-from training.test_loop import check_same, lines
 
 METHODS: dict[str, dict[str, Any]] = {
     "sum": {},

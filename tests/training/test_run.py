@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import tiny
+from tests.training.test_loop import Interrupting
 
 from gdod import InputError
+from gdod._files import check_space, check_writable, whole, write_json
 from gdod.training import Folder, Interrupted, load_run, name_of, resume_command, train
 from gdod.training.checkpoint import load, save
-from gdod.training.files import check_space, check_writable, whole, write_json
-from training import tiny
-from training.test_loop import Interrupting
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import polars as pl
 import torch
 
 from gdod.data.dataset import Dataset
-from gdod.data.encoder import Encoder
-from gdod.data.scaling import Scaling
-from gdod.data.table_schema import TableSchema
-from gdod.data.vocabulary import Vocabulary
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.scaling import Scaling
+from gdod.data.preparing.vocabulary import Vocabulary
+from gdod.data.tables.table_schema import TableSchema
 from gdod.training import TrainConfig, check_config
 
 CITIES = [f"city{number}" for number in range(8)]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.training import tiny
 
 from gdod.data.dataset import Dataset
 from gdod.training import TrainConfig, train
 from gdod.training.processes import Place, joined
 from gdod.training.ranks import Ranks
-from training import tiny
 
 Work = Callable[..., Any]
 
@@ -143,9 +143,9 @@ class Part:
 
 def streamed(folder: Path, dataset: Dataset) -> Dataset:
     """The same with a training part that is read from disk, in row groups of 50."""
-    from gdod.data.prepared import PartWriter
+    from gdod.data.preparing.stored import PartWriter
     from gdod.data.stream import StreamPart
-    from gdod.data.values import Origin
+    from gdod.data.tables.values import Origin
 
     path = folder / "train.parquet"
     if not path.exists():  # made beforehand: ranks must not write it both

@@ -46,7 +46,7 @@ def inspect(
     """Show columns, types, numbers of values, missing values and label rates; write a schema to edit."""
     with explained():
         from gdod.data import inspect
-        from gdod.data.table_schema import FileFormat
+        from gdod.data.tables.table_schema import FileFormat
         from gdod.errors import InputError
 
         if out is not None and out.suffix not in (".yaml", ".yml"):

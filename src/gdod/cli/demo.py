@@ -19,6 +19,6 @@ def demo(
     What is finished in the folder is not repeated: after an interruption, give the same command again.
     """
     with explained(), stopping_told():
-        from gdod.demo import run
+        from gdod.experiments.demo import run
 
         end(run(out or Path("runs") / f"demo{'-quick' if quick else ''}-seed{seed}", seed, quick=quick))

@@ -10,7 +10,7 @@ import typer
 from gdod.cli.train import explained
 
 if TYPE_CHECKING:
-    from gdod.data.download import ByHand, Progress
+    from gdod.data.sets.download import ByHand, Progress
 
 EXAMPLES = """
 Examples:
@@ -47,9 +47,9 @@ def download(
     Where the owner asks for a login, say which files to put where.
     """
     with explained():
-        from gdod.data.download import BY_HAND, PUBLIC, fetch, other
-        from gdod.data.published import digest, downloads_folder
-        from gdod.methods.checks import check_choice
+        from gdod._checks import check_choice
+        from gdod.data.sets.download import BY_HAND, PUBLIC, fetch, other
+        from gdod.data.sets.published import digest, downloads_folder
 
         check_choice("name", name, [*PUBLIC, *BY_HAND])
         target = folder or downloads_folder(name)
@@ -72,8 +72,8 @@ def _say_what_to_do(name: str, wanted: "ByHand", folder: Path) -> None:
 
 def _is_here(name: str, folder: Path | None = None, files: Iterable[str] | None = None) -> bool:
     """Whether preparing would find the files of a data set, in this folder or where downloads are put."""
-    from gdod.data import bookcrossing, census, ijcai15
-    from gdod.data.published import find_all
+    from gdod.data.sets import bookcrossing, census, ijcai15
+    from gdod.data.sets.published import find_all
     from gdod.errors import InputError
 
     wanted: dict[str, tuple[Iterable[str], tuple[str, ...]]] = {
@@ -111,7 +111,7 @@ def ads(
     with explained():
         import polars as pl
 
-        from gdod.data.ads import AdsOptions, describe, schema_yaml, simulate, true_name
+        from gdod.data.sets.ads import AdsOptions, describe, schema_yaml, simulate, true_name
         from gdod.errors import InputError
 
         if out.suffix not in (".parquet", ".csv"):
@@ -151,8 +151,8 @@ def sets() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gdod.data.download import BY_HAND, PUBLIC
-    from gdod.data.sources import SOURCES
+    from gdod.data.sets import SOURCES
+    from gdod.data.sets.download import BY_HAND, PUBLIC
 
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("name", "what", "from", "here"):
@@ -165,8 +165,8 @@ def sets() -> None:
 
 def _write(out: Path, write: Callable[[Path], object]) -> None:
     """Under its name when it is whole."""
+    from gdod._files import whole
     from gdod.errors import InputError
-    from gdod.training.files import whole
 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -239,7 +239,7 @@ def _number(value: float | None) -> str:
 def pairs(given: Sequence[str] | None, option: str, prefix: str = "") -> dict[str, Any]:
     """`name=value` as settings; values as YAML has them: numbers, true, lists such as [64, 32]."""
     from gdod.errors import InputError
-    from gdod.written import parse_value
+    from gdod.yaml_toml import parse_value
 
     found = {}
     for pair in given or ():

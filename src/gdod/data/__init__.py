@@ -6,14 +6,14 @@ for step in data.train.batches(256, seed=0):
 """
 
 from gdod.data.dataset import Dataset
-from gdod.data.encoder import Encoder
 from gdod.data.inspection import Inspection, inspect
 from gdod.data.loading import load, open_prepared, prepare
-from gdod.data.part import MemoryPart, Minibatch, Part
-from gdod.data.source import RawTables, Source
-from gdod.data.sources import SOURCES
+from gdod.data.parts.part import MemoryPart, Minibatch, Part
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.sets import SOURCES
+from gdod.data.sets.source import RawTables, Source
 from gdod.data.stream import StreamPart
-from gdod.data.table_schema import TableSchema
+from gdod.data.tables.table_schema import TableSchema
 
 __all__ = [
     "SOURCES",

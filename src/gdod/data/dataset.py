@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from gdod.data.encoder import Encoder
-from gdod.data.part import Part
-from gdod.models import Schema, Task
+from gdod.data.parts.part import Part
+from gdod.data.preparing.encoder import Encoder
+from gdod.schema import Schema, Task
 
 
 @dataclass(frozen=True)

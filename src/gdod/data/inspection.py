@@ -10,12 +10,13 @@ from typing import Any
 import polars as pl
 import yaml
 
-from gdod.data.columns import list_texts
-from gdod.data.files import find_files
-from gdod.data.read import columns_of, read_chunks
-from gdod.data.table_schema import FileFormat, TableSchema, listed, nearest
-from gdod.data.values import text, usable
-from gdod.data.vocabulary import ENOUGH, NEARLY_ALL
+from gdod._checks import listed, nearest
+from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL
+from gdod.data.tables.columns import list_texts
+from gdod.data.tables.files import find_files
+from gdod.data.tables.read import columns_of, read_chunks
+from gdod.data.tables.table_schema import FileFormat, TableSchema
+from gdod.data.tables.values import text, usable
 from gdod.errors import InputError
 
 # Enough to tell what a column holds; more rows are left alone, and the result says so.

@@ -10,21 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gdod.data.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
 from gdod.data.dataset import Dataset
-from gdod.data.encoder import Encoder
-from gdod.data.files import base_folder, find_files
 from gdod.data.inspection import inspect
-from gdod.data.part import MemoryPart, Part
-from gdod.data.prepared import examples, polars
-from gdod.data.preparing import RawParts, part_file, prepare_into, row_bytes
-from gdod.data.read import columns_of
-from gdod.data.source import Source
-from gdod.data.sources import SOURCES
-from gdod.data.split import PARTS
+from gdod.data.parts.part import MemoryPart, Part
+from gdod.data.preparing.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.pipeline import RawParts, part_file, prepare_into, row_bytes
+from gdod.data.preparing.split import PARTS
+from gdod.data.preparing.stored import examples
+from gdod.data.sets import SOURCES
+from gdod.data.sets.source import Source
 from gdod.data.stream import StreamPart
-from gdod.data.table import Table, file_table, frame_table
-from gdod.data.table_schema import TableSchema
+from gdod.data.tables.files import base_folder, find_files
+from gdod.data.tables.frames import polars
+from gdod.data.tables.read import columns_of
+from gdod.data.tables.table import Table, file_table, frame_table
+from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
 
 # Larger parts are read from disk while they are used.

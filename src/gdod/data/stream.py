@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from gdod.data.deal import dealt
-from gdod.data.encoder import Encoder
-from gdod.data.part import Examples, Minibatch, check_position, cut, generator
-from gdod.data.prepared import examples, polars
-from gdod.methods.checks import check_positive
+from gdod._checks import check_positive
+from gdod.data.parts.part import Examples, Minibatch, check_position, cut, generator
+from gdod.data.parts.rank_shares import dealt
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.stored import examples
+from gdod.data.tables.frames import polars
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Plan, Planned
@@ -19,7 +20,6 @@ from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.watch import Silent
 from gdod.report import Study, load_studies, write_report
 from gdod.training.evaluation import check_monitor
-from gdod.training.files import check_writable, make_folder, read_json, write_json
 from gdod.training.job import differences
 from gdod.training.run import Folder, decay_note, versions
 

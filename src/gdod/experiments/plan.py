@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gdod._checks import nearest
 from gdod.errors import InputError
-from gdod.methods.checks import nearest
 from gdod.training.config import Settings, TrainConfig, check_config, contained, inside, merged, nested, read_settings
 from gdod.training.job import absolute, check
-from gdod.written import parse_value
+from gdod.yaml_toml import parse_value
 
 PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
 """The methods that the GDOD paper compares."""

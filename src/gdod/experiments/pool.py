@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gdod.training.files import make_folder, write_json
+from gdod._files import make_folder, write_json
 from gdod.training.run import Folder
 
 if TYPE_CHECKING:

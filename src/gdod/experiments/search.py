@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdod.errors import InputError
-from gdod.written import parse_value
+from gdod.yaml_toml import parse_value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -56,8 +56,8 @@ _NOT_SEARCHED = ("data", "seed", "stopping", "threads", "device", "task_weights"
 
 def declared(method: str) -> Space:
     """The grid that the method's class declares, if it does."""
+    from gdod._checks import check_choice
     from gdod.methods import METHODS
-    from gdod.methods.checks import check_choice
 
     check_choice("method", method, METHODS)
     grid: Mapping[str, Any] = getattr(METHODS[method], "GRID", {})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gdod._files import make_folder, read_json, write, write_json
 from gdod.errors import InputError
 from gdod.experiments.compare import check_place, check_tasks, continued, prepare_data, share_cores, with_threads
 from gdod.experiments.lock import locked
@@ -23,7 +24,6 @@ from gdod.experiments.search import Grid, Space, check_space, declared, read_spa
 from gdod.experiments.watch import Silent
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import goodness
-from gdod.training.files import make_folder, read_json, write, write_json
 from gdod.training.job import absolute, check, differences
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for

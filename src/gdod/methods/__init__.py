@@ -4,11 +4,11 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
+from gdod.methods import decompositions
 from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
-from gdod.methods.borrowed import as_method, torchjd_methods
 from gdod.methods.cagrad import CAGrad
-from gdod.methods.checks import check_choice
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg
@@ -16,11 +16,11 @@ from gdod.methods.gram import Gram
 from gdod.methods.mgda import MGDA
 from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
+from gdod.methods.torchjd import as_method, torchjd_methods
 from gdod.methods.uncertainty import Uncertainty
-from gdod.methods.variants import GDODVariant
 
 if TYPE_CHECKING:
-    from gdod.methods.to_torchjd import GDODAggregator, GDODWeighting
+    from gdod.methods.torchjd.to_torchjd import GDODAggregator, GDODWeighting
 
 METHODS: dict[str, Callable[..., Method]] = {
     "sum": Sum,
@@ -32,13 +32,20 @@ METHODS: dict[str, Callable[..., Method]] = {
     "cagrad": CAGrad,
     "gdod": GDOD,
     "weighted-gdod": WeightedGDOD,
-    "gdod-variant": GDODVariant,
     **torchjd_methods(),
+}
+
+
+_RETIRED = {
+    "gdod-variant": "soft agreement is now method 'gdod' with agreement='soft'; commit d7fba99 is the last that "
+    "has the others",
 }
 
 
 def method(name: str, **options: Any) -> Method:
     """A method by its name: `method("gdod", groups=8)`."""
+    if name in _RETIRED:
+        raise InputError(f"method {name!r} is no longer there: {_RETIRED[name]}")
     check_choice("method", name, METHODS)
     try:
         return METHODS[name](**options)
@@ -56,7 +63,7 @@ def __getattr__(name: str) -> object:
     """What is built on torchjd is loaded when it is first used."""
     if name not in ("GDODAggregator", "GDODWeighting"):
         raise AttributeError(f"module 'gdod.methods' has no attribute {name!r}")
-    from gdod.methods import to_torchjd
+    from gdod.methods.torchjd import to_torchjd
 
     return getattr(to_torchjd, name)
 
@@ -68,7 +75,6 @@ __all__ = [
     "CAGrad",
     "Decomposition",
     "GDODAggregator",
-    "GDODVariant",
     "GDODWeighting",
     "GradNorm",
     "GradReg",
@@ -83,6 +89,7 @@ __all__ = [
     "WeightedGDOD",
     "Weights",
     "as_method",
+    "decompositions",
     "method",
     "torchjd_methods",
 ]

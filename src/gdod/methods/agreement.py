@@ -9,8 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gdod.methods.gram import ZERO
-
 
 def sign(projections: Tensor) -> Tensor:
     """The paper's definition: kept where no two tasks point against each other."""
@@ -38,18 +36,13 @@ def majority(projections: Tensor) -> Tensor:
 
 
 def soft(projections: Tensor) -> Tensor:
-    """All projections on a vector times |Σ p| / Σ |p|: 1 where all agree, 0 where they cancel."""
+    """Scale all projections on a vector by |Σ p| / Σ |p|: 1 where all agree, 0 where they cancel.
+
+    Not in the paper. Of the changes to GDOD that we studied it lost least (docs/when-it-helps.md).
+    """
     total = projections.abs().sum(1, keepdim=True)
     lead = projections.sum(1, keepdim=True).abs()
     return torch.where(total > 0, lead / total, 1.0).clamp(max=1).expand_as(projections)
 
 
-def lead(projections: Tensor) -> Tensor:
-    """The side with the larger sum of |p| is kept, whole; of two equal sides neither is."""
-    total = projections.sum(1, keepdim=True)
-    tie = total.abs() <= ZERO * projections.abs().sum(1, keepdim=True)
-    return ((projections.sign() * total.sign() > 0) & ~tie | (projections == 0)).to(projections)
-
-
-AGREEMENTS: dict[str, Callable[[Tensor], Tensor]] = {"sign": sign, "product": product}
-VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {**AGREEMENTS, "majority": majority, "soft": soft, "lead": lead}
+AGREEMENTS: dict[str, Callable[[Tensor], Tensor]] = {"sign": sign, "product": product, "soft": soft}

@@ -19,7 +19,7 @@ class Weights:
 
     rows: Tensor  # [N]
     heads: Tensor | None = None  # a factor for the gradient of each task's own parameters; None: 1 [K]
-    reliable: bool = True  # False: the Gram matrix was too inexact to tell
+    precise_enough: bool = True  # False: the Gram matrix was too inexact to tell
     random_rows: tuple[RandomRows, Tensor] | None = None  # in place of rows: vectors drawn, their weights
     projections: Tensor | None = None  # of the task gradients on the basis vectors, if there is a basis [r, K]
     factors: Tensor | None = None  # how much of each was kept [r, K]
@@ -52,14 +52,11 @@ class Method(ABC):
     groups: int | None = 1
     """Into how many groups a batch is cut; None: one for each example."""
 
-    may_ask_again: bool = False
+    accepts_float32_gram: bool = False
     """Whether `weigh` may be given a rounded Gram matrix first, and say that it wants an exact one."""
 
     lengths_at: Literal["everywhere", "last-shared-layer"] | tuple[Tensor, ...] = "everywhere"
     """Over which shared parameters `Gram.norm_gram` is taken."""
-
-    scope: Literal["all", "layer", "dense"] = "all"
-    """What one call of `weigh` is about: all shared parameters, one layer of them, or all but embedding tables."""
 
     @abstractmethod
     def weigh(self, gram: Gram) -> Weights:

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gdod._checks import check_number
 from gdod.errors import InputError
 from gdod.methods import hull
 from gdod.methods.base import TaskMethod
-from gdod.methods.checks import check_number
 
 
 class CAGrad(TaskMethod):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdod._checks import check_choice, check_number
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice, check_number
 
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's β₁, β₂ and ε
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdod import decompositions
-from gdod.decompositions import DECOMPOSITIONS
+from gdod._checks import check_choice, check_positive
 from gdod.errors import InputError
 from gdod.methods import agreement as agreements
+from gdod.methods import decompositions
 from gdod.methods.base import Method, Weights, gram_of_rows
-from gdod.methods.checks import check_choice, check_positive, generator_of
+from gdod.methods.decompositions import DECOMPOSITIONS
+from gdod.methods.generator import generator_of
 from gdod.methods.gram import ZERO, Gram
 
 # How far rounding in the Gram matrix may move the update by the estimate below, relative to it and to
@@ -40,7 +41,7 @@ class Decomposition:
 class _OnBasis(Method):
     """Decompose all task gradients on a basis of their rows' span, scale the projections, add up."""
 
-    may_ask_again = True
+    accepts_float32_gram = True
 
     def __init__(self, groups: int | None, decomposition: str, rank: int | None, seed: int | torch.Generator) -> None:
         if groups is not None:
@@ -60,7 +61,7 @@ class _OnBasis(Method):
         if self.decomposition == "svd":
             return self._weigh_svd(gram)
         if gram.error > 1e-12:  # the other bases have no estimate of what rounding did
-            return Weights(gram.averages.sum(0), reliable=False)
+            return Weights(gram.averages.sum(0), precise_enough=False)
         return (
             self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
         )
@@ -135,11 +136,11 @@ class _OnBasis(Method):
         factors = self.scale(on.rounded)
         kept = (factors * on.along).sum(1)
         exact = gram.error <= 1e-12 or on.found.values.numel() == 0
-        if not exact and not self._is_reliable(gram, on.found, on.along, factors, kept):
-            return Weights(gram.averages.sum(0), reliable=False)
+        if not exact and not self._is_precise_enough(gram, on.found, on.along, factors, kept):
+            return Weights(gram.averages.sum(0), precise_enough=False)
         return Weights(on.found.vectors @ kept, projections=on.projections, factors=factors)
 
-    def _is_reliable(
+    def _is_precise_enough(
         self, gram: Gram, found: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
     ) -> bool:
         """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
@@ -180,7 +181,8 @@ class GDOD(_OnBasis):
             the whole parameter space; an ablation, whose update is never sparse).
         agreement: "sign": the tasks' projections have no opposite signs (the paper's definition);
             "product": their product is not negative (its Algorithm 1 as printed). The two differ
-            from three tasks on.
+            from three tasks on. "soft" is ours: every projection on a vector is scaled by |Σ p| / Σ |p|, so
+            that kept parts may still point against each other.
         rank: use at most this many basis vectors.
         seed: of the random decompositions; a number or a `torch.Generator`.
     """
@@ -197,6 +199,8 @@ class GDOD(_OnBasis):
         check_choice("agreement", agreement, tuple(agreements.AGREEMENTS))
         self.agreement = agreement
         self.scale = agreements.AGREEMENTS[agreement]
+        # The estimate of what rounding does takes factors for constant where no sign is in doubt; soft ones are not.
+        self.accepts_float32_gram = agreement != "soft"
 
     def __repr__(self) -> str:
         return (

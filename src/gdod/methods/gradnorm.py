@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gdod._checks import check_number
 from gdod.errors import InputError
 from gdod.methods.base import Method, Weights
-from gdod.methods.checks import check_number
 from gdod.methods.descent import Descent, check_state, check_tasks
 from gdod.methods.gram import Gram
 

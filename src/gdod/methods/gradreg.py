@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gdod._checks import check_number
 from gdod.methods.base import PenaltyMethod
-from gdod.methods.checks import check_number
 
 
 class GradReg(PenaltyMethod):

@@ -39,7 +39,6 @@ class Gram:
     longest: float = field(init=False)  # and of the longest
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
     random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
-    part: int = 0  # which part of the shared parameters the rows are of, for methods that take them apart (`scope`)
 
     def __post_init__(self) -> None:
         # A row that is zero belongs to no direction. Without its share of the average a task whose

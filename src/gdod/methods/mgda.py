@@ -4,10 +4,10 @@ Sener & Koltun, "Multi-Task Learning as Multi-Objective Optimization", NeurIPS 2
 import torch
 from torch import Tensor
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
 from gdod.methods import hull
 from gdod.methods.base import TaskMethod, Weights
-from gdod.methods.checks import check_choice
 from gdod.methods.gram import Gram
 
 NORMALISATIONS = ("none", "l2", "loss", "loss+")

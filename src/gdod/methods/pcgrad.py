@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.methods.base import TaskMethod
-from gdod.methods.checks import generator_of
+from gdod.methods.generator import generator_of
 
 
 class PCGrad(TaskMethod):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
 from gdod.methods.base import LossMethod
-from gdod.methods.checks import check_choice
 from gdod.methods.descent import Descent, check_state, check_tasks
 
 # The factor before exp(-s) L in the paper: equation 7 for a Gaussian, equation 10 for a softmax.

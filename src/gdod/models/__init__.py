@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice
 from gdod.models.config import ACTIVATIONS, Config, configure
 from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
 from gdod.models.export import export
-from gdod.models.losses import Losses, per_example_losses
 from gdod.models.mmoe import MMoE, MMoEConfig
 from gdod.models.model import Model
+from gdod.models.per_example_losses import Losses, per_example_losses
 from gdod.models.ple import PLE, PLEConfig
-from gdod.models.schema import Batch, Categorical, Numeric, Schema, Sequence, Task
 from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
 from gdod.models.single_task import SingleTask, SingleTaskConfig
 from gdod.models.snr import SNR, SNRConfig
+from gdod.schema import Batch, Categorical, Numeric, Schema, Sequence, Task
 
 MODELS: dict[str, type[Model]] = {
     "single-task": SingleTask,

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from gdod._checks import check_choice, check_positive
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice, check_positive
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -12,7 +12,7 @@ from gdod.models.config import Config, check_number
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, activation, linear, mlp
 from gdod.models.model import Model
-from gdod.models.schema import Batch, Schema, Task
+from gdod.schema import Batch, Schema, Task
 
 
 @dataclass(frozen=True, kw_only=True)

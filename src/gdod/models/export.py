@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from gdod.models.model import Model
-from gdod.models.schema import Batch
+from gdod.schema import Batch
 
 
 class _Plain(nn.Module):

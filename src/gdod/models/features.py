@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from gdod.errors import InputError
-from gdod.models.schema import Batch, Schema
+from gdod.schema import Batch, Schema
 
 # Small, so that an id without much data behind it starts out near "unknown", which is zero.
 _SPREAD = 0.05

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gdod.models.config import ACTIVATIONS, Config
-from gdod.models.schema import Task
+from gdod.schema import Task
 
 
 def glorot(weight: Tensor, inputs: int, outputs: int) -> None:

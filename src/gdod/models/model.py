@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice
 from gdod.models.config import Config
-from gdod.models.schema import Batch, Schema, Task, check_tasks
+from gdod.schema import Batch, Schema, Task, check_tasks
 
 
 class Model(nn.Module, ABC):

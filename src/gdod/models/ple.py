@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gdod._checks import check_positive
 from gdod.errors import InputError
-from gdod.methods.checks import check_positive
 from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Gate, Tower, mix
 from gdod.models.model import Model
-from gdod.models.schema import Batch, Schema, Task
+from gdod.schema import Batch, Schema, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from gdod.models.model import Model
-from gdod.models.schema import Batch, Schema, Task
 from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
+from gdod.schema import Batch, Schema, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from math import inf, log
 import torch
 from torch import Tensor, nn
 
-from gdod.methods.checks import check_choice, check_positive
+from gdod._checks import check_choice, check_positive
 from gdod.models.config import Config, check_number
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, Tower, activation
 from gdod.models.model import Model
-from gdod.models.schema import Batch, Schema, Task
+from gdod.schema import Batch, Schema, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gdod._checks import nearest
 from gdod.errors import InputError
-from gdod.methods.checks import nearest
 from gdod.report.page import page
 from gdod.report.runs import Collection, Run, collect, read_run
 from gdod.report.study import Setting, Study, of_method, studies

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from gdod.errors import InputError
-from gdod.experiments.statistics import (
+from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, Run, asked_for, part
+from gdod.statistics import (
     Difference,
     Summary,
     average_ranks,
@@ -20,8 +20,6 @@ from gdod.experiments.statistics import (
     paired_difference,
     summarise,
 )
-from gdod.methods import METHODS
-from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, Run, asked_for, part
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
 """The metric by which settings are compared, for each kind of task."""
@@ -437,25 +435,16 @@ def _model_labels(runs: Sequence[Run]) -> dict[Run, str]:
 
 
 def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
-    """The method, with the settings in which it differs from its defaults and from others of its name and model."""
+    """The method, with its options and the settings in which it differs from others of its name and model."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
     own = _own(configs[key], twins)
-    names = [name for name, value in configs[key].items() if name in own or _is_chosen(key[1], name, value)]
+    names = [name for name in configs[key] if name in own or name.startswith("method.options.")]
     # A method without options is called by its name alone.
     names = [name for name in names if name != "method.options"]
     if not names:
         return key[1]
     shown = ", ".join(f"{name.removeprefix('method.options.')}={configs[key][name]}" for name in names[:3])
     return f"{key[1]} ({shown}{', …' if len(names) > 3 else ''})"
-
-
-def _is_chosen(method: str, name: str, value: object) -> bool:
-    """Whether it is an option of a method, with another value than its default."""
-    option = name.removeprefix("method.options.")
-    if option == name:
-        return False
-    parameters = signature(METHODS[method]).parameters if method in METHODS else {}
-    return option not in parameters or _text(parameters[option].default) != _text(value)
 
 
 def _own(settings: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,34 +5,20 @@ returns `Rows`, which answers the two questions a method needs: the rows' inner 
 weighted sum of them as gradients of the parameters.
 """
 
-from gdod.rows.across import Across, RowsAcross, Survey, slices_of
 from gdod.rows.collect import check_reached, collect
-from gdod.rows.exchange import Exchange, ProcessGroup, exchange_over, is_distributed
 from gdod.rows.groups import Groups
-from gdod.rows.joined import JoinedRows
-from gdod.rows.parcels import Slice
 from gdod.rows.passes import differentiate, gradients
 from gdod.rows.rows import Rows, SlowPath
 from gdod.rows.targets import Target, before_stacking
 
 __all__ = [
-    "Across",
-    "Exchange",
     "Groups",
-    "JoinedRows",
-    "ProcessGroup",
     "Rows",
-    "RowsAcross",
-    "Slice",
     "SlowPath",
-    "Survey",
     "Target",
     "before_stacking",
     "check_reached",
     "collect",
     "differentiate",
-    "exchange_over",
     "gradients",
-    "is_distributed",
-    "slices_of",
 ]

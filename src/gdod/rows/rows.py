@@ -1,7 +1,7 @@
 """The rows of all shared parameters, in blocks of one layer each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gdod.rows.blocks import Block, Only
 from gdod.rows.groups import Groups
-from gdod.rows.lookup import Tables
 from gdod.rows.random_rows import RandomRows
 from gdod.rows.workspace import release
 
@@ -82,23 +81,6 @@ class Rows:
     def precision(self) -> float:
         """Relative rounding error of the rows."""
         return precision(self.shared)
-
-    def layers(self) -> "list[Rows]":
-        """The rows of each layer alone: a weight with its bias; all tables of one width."""
-        return [self._of([block]) for block in self.blocks]
-
-    def tables_apart(self) -> "tuple[Rows, Rows]":
-        """The rows of all but embedding tables, and those of the tables."""
-        tables: list[Block] = [block for block in self.blocks if isinstance(block, Tables)]
-        return self._of([block for block in self.blocks if block not in tables]), self._of(tables)
-
-    def place_of(self, layer: "Rows") -> int:
-        """A number for a layer that it has in every step."""
-        return next(number for number, parameter in enumerate(self.shared) if parameter is layer.shared[0])
-
-    def _of(self, blocks: list[Block]) -> "Rows":
-        parameters = tuple(parameter for block in blocks for parameter in block.parameters)
-        return replace(self, blocks=blocks, shared=parameters)
 
 
 def precision(shared: Sequence[Tensor]) -> float:

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from gdod._files import write
 from gdod.errors import InputError
-from gdod.training.files import write
 
 FORMAT = 1
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gdod._checks import nearest
 from gdod.errors import InputError
-from gdod.methods.checks import nearest
-from gdod.written import parse_toml, parse_yaml
+from gdod.yaml_toml import parse_toml, parse_yaml
 
 Settings = dict[str, Any]
 """Settings as a file has them: names to values, or to more settings."""
@@ -251,7 +251,7 @@ def inside(settings: Settings, folder: Path) -> Settings:
 
 def is_named(source: str) -> bool:
     """Whether it is the name of a data set, which is no path."""
-    from gdod.data.sources import SOURCES
+    from gdod.data.sets import SOURCES
 
     return source in SOURCES
 

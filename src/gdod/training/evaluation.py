@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gdod._checks import check_choice
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice
 from gdod.models import Batch, Model, Task
 from gdod.training.metrics import calibration, evaluate
 from gdod.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from gdod.data.part import Minibatch, Part
+    from gdod.data.parts.part import Minibatch, Part
 
 Metrics = dict[str, Any]
 """{"tasks": {name: {"auc": ..., "log_loss": ...}}, "mean_auc": ...}, as `gdod.training.metrics.evaluate` gives it."""

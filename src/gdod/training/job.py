@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gdod._checks import check_choice, nearest
+from gdod._files import check_space, check_writable, make_folder, read_json, remove_parts, write_json
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice, nearest
 from gdod.models import MODELS, build
 from gdod.models.config import configure
 from gdod.training import checkpoint
 from gdod.training.config import DataConfig, TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import check_monitor, score
-from gdod.training.files import check_space, check_writable, make_folder, read_json, remove_parts, write_json
 from gdod.training.loop import Trainer
 from gdod.training.processes import current, own_device
 from gdod.training.progress import Progress, Silent

@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import gdod
+from gdod._backward import Info, backward
 from gdod.errors import InputError, NonFiniteInputError
-from gdod.info import Info
+from gdod.methods import Method
 from gdod.models import Model
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
 from gdod.training.evaluation import Metrics, goodness, score
-from gdod.training.lanes import lane_batches
-from gdod.training.losses import any_losses, binary_labels, binary_losses
+from gdod.training.minibatch_losses import any_losses, binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
 from gdod.training.progress import Progress
 from gdod.training.ranks import Ranks
 from gdod.training.record import Line, Record
+from gdod.training.resharding import lane_batches
 from gdod.training.schedule import share
 from gdod.training.seeds import seed_for
 from gdod.training.stops import Interrupted, Interruption, NonFiniteError
 
 if TYPE_CHECKING:
     from gdod.data.dataset import Dataset
-    from gdod.data.part import Minibatch
+    from gdod.data.parts.part import Minibatch
     from gdod.training.run import Folder
 
 _SKIPS = 100  # steps in a row; after so many the weights themselves are the matter
@@ -76,7 +76,7 @@ class Trainer:
         config: TrainConfig,
         dataset: "Dataset",
         model: Model,
-        method: gdod.Method,
+        method: Method,
         folder: "Folder",
         *,
         device: torch.device,
@@ -182,7 +182,7 @@ class Trainer:
         optimizers.zero_grad()
         losses, mask = self._losses(minibatch)
         try:
-            info = gdod.backward(
+            info = backward(
                 losses, self.method, mask=mask, task_weights=self.task_weights, diagnose=conflict and len(losses) > 1
             )
             penalty = self.model.penalty()

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from gdod._checks import check_choice, check_positive
 from gdod.errors import InputError
-from gdod.methods.checks import check_choice, check_positive
-from gdod.models.schema import Task
+from gdod.schema import Task
 
 Numbers = torch.Tensor | ArrayLike
 Floats = NDArray[np.float64]

@@ -12,16 +12,17 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from gdod.data.encoder import Encoded
-from gdod.data.files import PARQUET, TEXT, find_files, kind
-from gdod.data.part import MemoryPart
-from gdod.data.prepared import arrow, examples, polars
-from gdod.data.read import Chunk, columns_of, read_chunks
-from gdod.data.table_schema import listed, nearest
-from gdod.data.values import Origin
+from gdod._checks import listed, nearest
+from gdod._files import check_writable, make_folder, whole
+from gdod.data.parts.part import MemoryPart
+from gdod.data.preparing.encoder import Encoded
+from gdod.data.preparing.stored import examples
+from gdod.data.tables.files import PARQUET, TEXT, find_files, kind
+from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.read import Chunk, columns_of, read_chunks
+from gdod.data.tables.values import Origin
 from gdod.errors import InputError
 from gdod.training.evaluation import Scored, evaluating, predict_batch
-from gdod.training.files import check_writable, make_folder, whole
 from gdod.training.run import Run
 
 BATCH = 8192

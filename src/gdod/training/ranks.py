@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gdod.errors import InputError
-from gdod.rows.exchange import ProcessGroup
+from gdod.rows.distributed.exchange import ProcessGroup
 
 T = TypeVar("T")
 

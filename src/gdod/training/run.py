@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gdod._files import read_json, write_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig, check_config
 from gdod.training.device import find_device
-from gdod.training.files import read_json, write_json
 
 if TYPE_CHECKING:
     import polars as pl
 
     from gdod.data.dataset import Dataset
-    from gdod.data.encoder import Encoder
+    from gdod.data.preparing.encoder import Encoder
 
 _PACKAGES = ("gdod", "torch", "torchjd", "numpy", "polars", "pyarrow", "pydantic")
 
@@ -177,7 +177,7 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         weights: "best" on validation, or "last".
         device: where the model goes: "cpu", "cuda", … or "auto", a GPU if there is one.
     """
-    from gdod.data.encoder import Encoder
+    from gdod.data.preparing.encoder import Encoder
 
     folder = Folder(Path(path))
     if weights not in ("best", "last"):

@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import gdod
 from gdod.errors import InputError
-from gdod.methods import METHODS
+from gdod.methods import METHODS, Method
+from gdod.methods import method as make_method
 
 
 def seed_for(purpose: str, seed: int) -> int:
@@ -16,14 +16,14 @@ def seed_for(purpose: str, seed: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def seeded_method(name: str, options: Mapping[str, Any], seed: int) -> gdod.Method:
+def seeded_method(name: str, options: Mapping[str, Any], seed: int) -> Method:
     """The method; one that draws random numbers starts them at the run's seed, if no other is given."""
     if "name" in options:
         raise InputError(f"method {name!r} does not take the option 'name'")
-    method = gdod.method(name, **options)  # tells what is wrong with the name or the options
+    method = make_method(name, **options)  # tells what is wrong with the name or the options
     if "seed" in options or not _takes_seed(name):
         return method
-    return gdod.method(name, **options, seed=seed_for("method", seed))
+    return make_method(name, **options, seed=seed_for("method", seed))
 
 
 def _takes_seed(name: str) -> bool:

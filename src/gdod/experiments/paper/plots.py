@@ -73,28 +73,3 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Software": None})
     plt.close(figure)
-
-
-def draw_intervals(
-    panels: Sequence[tuple[str, Sequence[tuple[str, float, float, float]]]], label: str, out: Path
-) -> None:
-    """Writes a PNG with a panel for each data set: names, and beside each a difference with its interval."""
-    most = max(len(rows) for _, rows in panels)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(2.2 + 3.1 * len(panels), 0.9 + 0.27 * most), squeeze=False, sharey=True, dpi=110
-    )
-    for axis, (title, rows) in zip(axes.flat, panels, strict=True):
-        for place, (_, mean, low, high) in enumerate(rows):
-            colour = COLOURS[4] if high < 0 else COLOURS[3] if low > 0 else COLOURS[0]
-            axis.plot([low, high], [place, place], color=colour, linewidth=1.6)
-            axis.plot([mean], [place], color=colour, marker="o" if low <= 0 <= high else "D", markersize=5)
-        axis.axvline(0, color="#666666", linewidth=0.8, linestyle="--")
-        axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.25, axis="x")
-    axes.flat[0].invert_yaxis()
-    figure.set_layout_engine("constrained")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Software": None})
-    plt.close(figure)

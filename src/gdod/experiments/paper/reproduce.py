@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gdod._checks import check_choice
+from gdod._files import check_writable, make_folder
 from gdod.errors import InputError
 from gdod.experiments.paper.cases import PAPER_SETTINGS, QUICK, TUNING_SEED, Case, Scale
 from gdod.experiments.paper.printed import SOURCE
@@ -16,8 +18,6 @@ from gdod.experiments.paper.sets import find_sets
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.study import STUDY
 from gdod.experiments.watch import Silent
-from gdod.methods.checks import check_choice
-from gdod.training.files import check_writable, make_folder
 from gdod.training.run import versions
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*PAPER, *STUDY)}
@@ -56,7 +56,7 @@ def reproduce(
     """Makes the runs that are missing, and one Markdown page for each experiment, with its pictures.
 
     Args:
-        names: tables and figures of the paper ("table2"), parts of the study ("scope"), "all" or "study".
+        names: tables and figures of the paper ("table2"), parts of the study ("conflict"), "all" or "study".
         out: a folder for runs (`runs/`) and pages. Given again, nothing finished is repeated.
         data_folder: where the data sets' folders are.
         seeds: how many, from 0 on; 5 unless told.

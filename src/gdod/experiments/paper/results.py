@@ -15,7 +15,7 @@ from gdod.experiments.paper.store import Store, metric_of
 from gdod.experiments.paper.tables import Gains, Grid, Row, figures_grid, gains, gains_grid, interval, spread
 from gdod.experiments.paper.verdicts import Verdict, counted, of_gain
 from gdod.experiments.plan import Spec
-from gdod.experiments.statistics import Difference, paired_difference, summarise
+from gdod.statistics import Difference, paired_difference, summarise
 
 ADAM = Spec("sum")
 """What the paper calls Adam: the plain sum of the tasks' gradients."""

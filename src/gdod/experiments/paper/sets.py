@@ -72,7 +72,7 @@ def _find(key: str, one: PaperSet, data_folder: Path | None) -> Found:
 
 
 def _places(one: PaperSet, data_folder: Path | None) -> list[Path]:
-    from gdod.data.published import downloads_folder
+    from gdod.data.sets.published import downloads_folder
 
     named = [] if data_folder is None else [data_folder / name for name in one.folders]
     return [*named, downloads_folder(one.source)]

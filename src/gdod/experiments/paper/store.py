@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdod._files import make_folder, read_json
 from gdod.errors import InputError
 from gdod.experiments.compare import share_cores
 from gdod.experiments.lock import locked
@@ -17,7 +18,6 @@ from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.watch import Silent
 from gdod.methods import METHODS
 from gdod.training.config import check_config
-from gdod.training.files import make_folder, read_json
 from gdod.training.job import check, load_data
 from gdod.training.run import Folder
 

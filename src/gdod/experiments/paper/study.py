@@ -10,116 +10,21 @@ from statistics import fmean
 from typing import Any
 
 from gdod.experiments.paper.cases import Case
-from gdod.experiments.paper.plots import Panel, Series, draw, draw_intervals
+from gdod.experiments.paper.plots import Panel, Series, draw
 from gdod.experiments.paper.results import ADAM, GDOD, THREE_SETS, Experiment, difference_line, time_picture
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.tables import Grid, Row, figures_grid, gains, gains_grid, interval
 from gdod.experiments.plan import Spec
-from gdod.experiments.statistics import Difference, holm, paired_difference
+from gdod.statistics import Difference, holm, paired_difference
 
 RIVALS: Mapping[str, Spec] = {"PCGrad": Spec("pcgrad"), "CAGrad": Spec("cagrad"), "UPGrad": Spec("upgrad")}
 CONFLICTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BATCHES = (128, 256, 1024)
 
 
-def variant(**options: Any) -> Spec:
-    return Spec("gdod-variant", options)
-
-
-VARIANTS: Mapping[str, Spec] = {
-    "1 group": Spec("gdod", {"groups": 1}),
-    "4 groups": Spec("gdod", {"groups": 4}),
-    "rank ≤ 4": Spec("gdod", {"rank": 4}),
-    "each layer on its own": variant(scope="layer"),
-    "dense layers only": variant(scope="dense"),
-    "normalised tasks": variant(normalise=True),
-    "memory 0.9": variant(memory=0.9),
-    "length of the sum": variant(length="sum"),
-    "balanced tasks": variant(balance=True),
-}
-"""GDOD with 16 groups and one thing changed."""
-
-COMBINED: Mapping[str, Spec] = {
-    "balanced, soft, dense layers": variant(balance=True, agreement="soft", scope="dense"),
-    "balanced sum, no decomposition": variant(balance=True, mix=1.0),  # what balancing does by itself
-}
-PROPOSALS: Mapping[str, Spec] = {
-    "soft agreement": variant(agreement="soft"),
-    "balanced, soft": variant(balance=True, agreement="soft"),
-}
-"""The two that are put to the test against other methods: the best on validation data of those that still decompose
-gradients all the time."""
-
-
-@dataclass(frozen=True)
-class Variants:
-    """One thing changed at a time, on three data sets."""
-
-    name: str = "variants"
-    title: str = "Variants of GDOD, one change at a time"
-
-    def cases(self) -> Iterable[Case]:
-        specs = [ADAM, GDOD, *VARIANTS.values(), *COMBINED.values(), *PROPOSALS.values()]
-        return [Case(key, method=spec) for key in THREE_SETS for spec in specs]
-
-    def further(self, store: Store) -> Iterable[Case]:
-        return [case for key in THREE_SETS for case in _halves(store, key).values()]
-
-    def tell(self, store: Store, pictures: Path) -> str:
-        parts = [
-            "![mean AUC of each variant, minus the plain sum's, on test data](variants.png)",
-            "Mean AUC over tasks on test data, minus the plain sum's, with 95 % intervals; diamonds: without zero.",
-        ]
-        self._draw(store, pictures / "variants.png")
-        for part, title in (("validation", "On validation data, by which one would choose"), ("test", "On test data")):
-            parts += [f"## {title}", "Mean AUC over tasks, minus that of the plain sum.", self._grid(store, part)]
-        parts += ["## Task by task, on test data"]
-        for key in THREE_SETS:
-            rows = self._rows(store, key)
-            parts += [
-                f"### {store.sets[key].title}",
-                figures_grid(store, rows).markdown(),
-                gains_grid(gains(store, rows, rows[0])).markdown(),
-            ]
-        some = ("plain sum", "GDOD", "dense layers only", "balanced sum, no decomposition", *PROPOSALS)
-        panels = {
-            store.sets[key].title: [row for row in self._rows(store, key) if row.name in some] for key in THREE_SETS
-        }
-        parts += ["## Beside cost", time_picture(store, panels, pictures / "variants-time.png")]
-        return "\n\n".join(parts)
-
-    def _draw(self, store: Store, out: Path) -> None:
-        panels = []
-        for key in THREE_SETS:
-            base, *rows = self._rows(store, key)
-            found = [(row.name, _difference(store, row.case, base.case)) for row in rows]
-            shown = [(name, d.mean, d.low, d.high) for name, d in found if d.mean is not None]
-            panels.append(
-                (store.sets[key].title, [(n, m, m if a is None else a, m if b is None else b) for n, m, a, b in shown])
-            )
-        draw_intervals(panels, "difference in mean AUC", out)
-
-    def _rows(self, store: Store, key: str) -> list[Row]:
-        named = {"plain sum": ADAM, "GDOD": GDOD, **VARIANTS, **COMBINED, **PROPOSALS}
-        rows = [Row(name, Case(key, method=spec)) for name, spec in named.items()]
-        return [*rows, *(Row(name, case) for name, case in _halves(store, key).items())]
-
-    def _grid(self, store: Store, part: str) -> str:
-        by_set = {key: self._rows(store, key) for key in THREE_SETS}
-        lines = []
-        for place, row in enumerate(by_set[THREE_SETS[0]][1:], 1):
-            cells, means = [row.name], []
-            for key in THREE_SETS:
-                found = _difference(store, by_set[key][place].case, by_set[key][0].case, part)
-                cells.append(interval(found))
-                means.append(found.mean)
-            conflict = [kept(store, by_set[key][place].case, "energy_kept") for key in THREE_SETS]
-            known = [mean for mean in means if mean is not None]
-            cells.append(f"{fmean(known):+.4f}" if len(known) == len(means) else "–")
-            cells.append(" / ".join("–" if share is None else f"{share:.2f}" for share in conflict))
-            lines.append(tuple(cells))
-        titles = [store.sets[key].title for key in THREE_SETS]
-        return Grid(("", *titles, "mean of the three", "energy kept"), tuple(lines)).markdown()
+PROPOSALS: Mapping[str, Spec] = {"soft agreement": Spec("gdod", {"agreement": "soft"})}
+"""What is put to the test against other methods. Further variants were studied up to commit d7fba99, none of which
+did better (docs/results/variants.md)."""
 
 
 @dataclass(frozen=True)
@@ -309,17 +214,6 @@ def mean_cosines(store: Store, case: Case) -> list[float]:
     return [fmean(column) for column in zip(*found, strict=True)]
 
 
-def _halves(store: Store, key: str) -> dict[str, Case]:
-    """GDOD in one half of training, the plain sum in the other."""
-    case = Case(key)
-    steps = store.sets[key].paper_set.epochs * store.dataset(case).train.steps(256)
-    half = (steps if store.scale.steps is None else min(steps, store.scale.steps)) // 2
-    return {
-        "first half of training": Case(key, method=variant(end=half)),
-        "second half of training": Case(key, method=variant(begin=half)),
-    }
-
-
 def _with_conflict(spec: Spec, conflict: float) -> Case:
     return Case("ads", method=spec, settings=() if conflict == 0.5 else (("data.options.conflict", conflict),))
 
@@ -344,4 +238,4 @@ def _against_sum(store: Store, methods: Mapping[str, Mapping[Any, Case]], name: 
     )
 
 
-STUDY: tuple[Experiment, ...] = (Chance(), Variants(), Conflict(), BatchSize(), Challenge())
+STUDY: tuple[Experiment, ...] = (Chance(), Conflict(), BatchSize(), Challenge())

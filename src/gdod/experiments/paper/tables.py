@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gdod.experiments.paper.cases import Case
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.verdicts import Verdict, of_gain
-from gdod.experiments.statistics import Difference, Summary, holm, paired_difference, summarise
+from gdod.statistics import Difference, Summary, holm, paired_difference, summarise
 
 
 @dataclass(frozen=True)

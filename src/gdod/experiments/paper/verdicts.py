@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from gdod.experiments.statistics import Difference
+from gdod.statistics import Difference
 
 
 class Verdict(StrEnum):

@@ -1,0 +1,1 @@
+"""Parts of a data set as batches, and how several ranks share them."""

@@ -1,0 +1,138 @@
+"""Fits an encoder to the training rows of a table: vocabularies, scalings, classes, mean weight."""
+
+import numpy as np
+import polars as pl
+
+from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.scaling import Moments
+from gdod.data.preparing.split import TRAIN, Parts
+from gdod.data.preparing.vocabulary import ValueCount
+from gdod.data.tables.columns import label_values, list_texts, weight_values
+from gdod.data.tables.table import Table
+from gdod.data.tables.table_schema import CategoricalColumn, LabelColumn, NumericColumn, SequenceColumn, TableSchema
+from gdod.data.tables.values import Origin, finite_numbers, text
+from gdod.errors import InputError
+
+
+def fit(table: Table, schema: TableSchema, parts: Parts) -> Encoder:
+    """One pass over the table, in memory that grows with vocabularies only."""
+    fitting = _Fitting(schema)
+    first = 0
+    for chunk in table.chunks(schema.needed):
+        rows = np.flatnonzero(parts[first : first + len(chunk.frame)] == TRAIN)
+        first += len(chunk.frame)
+        if len(rows):
+            fitting.add(chunk.frame[rows], chunk.origin.of(rows))
+    return fitting.encoder()
+
+
+class _Fitting:
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        named = {**schema.of(CategoricalColumn), **schema.of(SequenceColumn)}
+        self.counts = {name: ValueCount(name, column.limit) for name, column in named.items()}
+        self.moments = {name: Moments(column.scale) for name, column in schema.of(NumericColumn).items()}
+        self.longest = dict.fromkeys(schema.of(SequenceColumn), 1)
+        self.values = {
+            name: ValueCount(name, 1_000)
+            for name, label in schema.labels.items()
+            if label.kind == "multiclass" and label.classes is None
+        }
+        self.labels = {name: _Seen() for name in schema.labels}
+        self.weights, self.rows = 0.0, 0
+
+    def add(self, frame: pl.DataFrame, origin: Origin) -> None:
+        missing = self.schema.file.missing
+        for name, column in self.schema.columns.items():
+            if isinstance(column, CategoricalColumn):
+                self.counts[name].add(text(frame[name], missing))
+            elif isinstance(column, SequenceColumn):
+                lists = list_texts(frame[name], column.separator, missing, column.longest)
+                self.counts[name].add(lists.values)
+                self.longest[name] = max(self.longest[name], int(np.bincount(lists.rows).max(initial=0)))
+            elif isinstance(column, NumericColumn):
+                self.moments[name].add(finite_numbers(frame[name], missing, origin))
+            elif name in self.values:
+                self.values[name].add(text(frame[name], missing))
+        self._add_labels(frame, origin)
+        if self.schema.weight is not None:
+            weights = weight_values(frame[self.schema.weight], missing, origin).drop_nulls()
+            self.weights += float(weights.sum())
+            self.rows += len(weights)
+
+    def _add_labels(self, frame: pl.DataFrame, origin: Origin) -> None:
+        for name, label in self.schema.labels.items():
+            if label.kind != "multiclass":
+                self.labels[name].add(label_values(frame, name, self.schema, None, origin))
+                continue
+            values = text(frame[name], self.schema.file.missing)
+            classes = label.classes or tuple(values.drop_nulls().unique())
+            there = label_values(frame, name, self.schema, classes, origin).is_not_null()  # also where `when` is 1
+            self.labels[name].add(values.filter(there))
+
+    def encoder(self) -> Encoder:
+        for name, label in self.schema.labels.items():
+            self.labels[name].check(name, label)
+        vocabularies = {
+            name: counts.vocabulary(self.schema.columns[name].rare)  # type: ignore[union-attr]
+            for name, counts in self.counts.items()
+        }
+        return Encoder(
+            self.schema,
+            vocabularies,
+            {name: moments.scaling() for name, moments in self.moments.items()},
+            {name: self._classes(name) for name, label in self.schema.labels.items() if label.kind == "multiclass"},
+            self.longest,
+            self._weight(),
+        )
+
+    def _classes(self, name: str) -> tuple[str, ...]:
+        listed = self.schema.labels[name].classes
+        found = self.values[name].vocabulary(rare=1).values.to_list() if listed is None else listed
+        if odd := [one for one in found if "\0" in one]:  # predictions get columns with names of classes
+            raise InputError(f"the label {name!r} has the class {odd[0]!r}, with a zero byte; use other names")
+        if listed is not None:
+            return listed
+        # Numbers in their own order, 2 before 10; other text by name.
+        try:
+            return tuple(sorted(found, key=float))
+        except ValueError:
+            return tuple(sorted(found))
+
+    def _weight(self) -> float:
+        if self.schema.weight is None:
+            return 1.0
+        if not self.weights:
+            raise InputError(f"the weights {self.schema.weight!r} of the training rows are all 0 or missing")
+        return self.weights / self.rows
+
+
+class _Seen:
+    """How many labels were seen, and some of them: two that differ, if any do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.some: set[object] = set()
+
+    def add(self, values: pl.Series) -> None:
+        values = values.drop_nulls()
+        self.count += len(values)
+        if len(values) and len(self.some) < 2:
+            self.some |= {values.min(), values.max()}
+
+    def check(self, name: str, label: LabelColumn) -> None:
+        """A task without labels, or with one class only, has nothing to learn."""
+        where = f"where {label.when!r} is 1 " if label.when else ""
+        hint = f"{'check `when`, ' if label.when else ''}use `type: ignore`, or split in another way"
+        if not self.count:
+            raise InputError(
+                f"the label {name!r} is missing in every training row {where}".rstrip()
+                + f", so there is nothing to learn; {hint}"
+            )
+        if len(self.some) == 1 and label.kind != "regression":
+            (only,) = self.some
+            said = f"{only:g}" if isinstance(only, float) else repr(only)
+            raise InputError(
+                f"the label {name!r} is {said} in all {self.count:,} labelled training rows {where}"
+                f"(one class only), so there is nothing to learn; {'check `positive`' if label.positive else hint}"
+            )

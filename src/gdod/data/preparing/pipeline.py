@@ -1,0 +1,197 @@
+"""From raw tables to the prepared folder: split, fit on the training rows, encode, shuffle, write."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from gdod.data.preparing.cache import VERSION
+from gdod.data.preparing.encoder import Encoded, Encoder
+from gdod.data.preparing.fit import fit
+from gdod.data.preparing.shuffle import Shuffler
+from gdod.data.preparing.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
+from gdod.data.preparing.stored import PartWriter
+from gdod.data.tables.table import Table
+from gdod.data.tables.table_schema import SequenceColumn, TableSchema
+from gdod.errors import InputError
+
+
+@dataclass(frozen=True)
+class RawParts:
+    """What is to be prepared. Without a table of its own, a part is cut off the first one."""
+
+    train: Table
+    validation: Table | None
+    test: Table | None
+    schema: TableSchema
+    notes: tuple[str, ...] = ()
+
+
+def part_file(part: str) -> str:
+    return f"{part}-00000.parquet"
+
+
+def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> None:
+    """Writes the three parts, encoder.json and, last, about.json."""
+    if not raw.schema.labels:
+        raise InputError("the schema has no label; give at least one column `type: label`")
+    parts, notes = _assign(raw, name)
+    encoder = fit(raw.train, raw.schema, parts)
+    about = [_About() for _ in PARTS]
+    with _Writers(folder, int((parts == TRAIN).sum()), encoder) as writers:
+        _encode(raw.train, parts, encoder, writers, about)
+        for part, table in ((VALIDATION, raw.validation), (TEST, raw.test)):
+            if table is not None:
+                _encode(table, np.full(table.rows, part, np.uint8), encoder, writers, about)
+    (folder / "encoder.json").write_text(json.dumps(encoder.to_json(), ensure_ascii=False), "utf-8")
+    described = {
+        "version": VERSION,
+        "name": name,
+        "fingerprint": fingerprint,
+        "rows": {part: about[at].rows for at, part in enumerate(PARTS)},
+        "parts": {part: about[at].to_json() for at, part in enumerate(PARTS)},
+        "notes": [*raw.notes, *notes, *_notes(encoder, about)],
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
+    }
+    (folder / "about.json").write_text(json.dumps(described, indent=1, ensure_ascii=False), "utf-8")
+
+
+def _assign(raw: RawParts, source: str) -> Assigned:
+    split = raw.schema.split
+    wanted = {
+        "test": 0.0 if raw.test is not None or isinstance(split.test, str) else split.test,
+        "validation": 0.0 if raw.validation is not None or isinstance(split.validation, str) else split.validation,
+    }
+    if not raw.train.rows:
+        raise InputError(f"{source}: the table has no rows; {_ROWS}")
+    found = assign(raw.train, split, raw.schema.file.missing, **wanted)
+    sizes = np.bincount(found.parts, minlength=3)
+    for part, name in enumerate(PARTS):
+        if not sizes[part] and (part == TRAIN or wanted[name] > 0):
+            raise InputError(
+                f"the split by {split.by} leaves no row for {name}: the table has {raw.train.rows:,} rows"
+                f"{_column(split.column)}; change the shares or the kind of split in the schema"
+            )
+    for name, table in (("validation", raw.validation), ("test", raw.test)):
+        if table is not None and not table.rows:
+            file = getattr(split, name)
+            where = file if isinstance(file, str) else source
+            raise InputError(f"{where}: the {name} table has no rows; {_ROWS}")
+    return found
+
+
+_ROWS = "expected at least one besides the names of the columns; is the file cut off?"
+
+
+def _column(name: str | None) -> str:
+    return f", and {name!r} has too few different values" if name else ""
+
+
+class _Writers:
+    """One writer for each part; training rows are shuffled on the way."""
+
+    def __init__(self, folder: Path, training_rows: int, encoder: Encoder) -> None:
+        self._scratch = folder / "shuffle"
+        self._scratch.mkdir()
+        self._parts = [PartWriter(folder / part_file(part)) for part in PARTS]
+        self._shuffler = Shuffler(self._scratch, training_rows, row_bytes(encoder), encoder.table.split.seed)
+
+    def write(self, part: int, frame: pl.DataFrame) -> None:
+        (self._shuffler if part == TRAIN else self._parts[part]).write(frame)
+
+    def __enter__(self) -> "_Writers":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._shuffler.finish(self._parts[TRAIN])
+        for writer in self._parts:
+            writer.close()
+        rmtree(self._scratch)
+
+
+def row_bytes(encoder: Encoder) -> int:
+    """What an example takes in memory."""
+    single = len(encoder.table.features) + len(encoder.table.labels) + 1
+    return 4 * (single + sum(encoder.longest.values()))
+
+
+def _encode(table: Table, parts: Parts, encoder: Encoder, writers: _Writers, about: list["_About"]) -> None:
+    first = 0
+    for chunk in table.chunks(encoder.table.needed):
+        here = parts[first : first + len(chunk.frame)]
+        first += len(chunk.frame)
+        for part in range(len(PARTS)):
+            rows = np.flatnonzero(here == part)
+            # An empty part gets its columns all the same, so that it can be opened.
+            encoded = encoder.encoded(chunk.frame[rows], chunk.origin.of(rows))
+            about[part].add(encoded, encoder)
+            writers.write(part, encoded.frame)
+
+
+@dataclass
+class _About:
+    """Counts of a part, for about.json."""
+
+    rows: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)  # of sequences, known or not
+    labelled: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, encoded: Encoded, encoder: Encoder) -> None:
+        self.rows += len(encoded.frame)
+        for total, counts in ((self.missing, encoded.missing), (self.unknown, encoded.unknown)):
+            for name, count in counts.items():
+                total[name] = total.get(name, 0) + count
+        for name in encoder.table.of(SequenceColumn):
+            known = int(np.count_nonzero(encoded.frame[name].to_numpy()))
+            self.values[name] = self.values.get(name, 0) + known + encoded.unknown[name]
+        for name in encoder.table.labels:
+            labels = encoded.frame[name].drop_nulls()
+            self.labelled[name] = self.labelled.get(name, 0) + len(labels)
+            self.sums[name] = self.sums.get(name, 0.0) + float(labels.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        means = {name: self.sums[name] / count if count else None for name, count in self.labelled.items()}
+        labels = {name: {"labelled": self.labelled[name], "mean": means[name]} for name in self.labelled}
+        return {"rows": self.rows, "missing": self.missing, "unknown": self.unknown, "labels": labels}
+
+
+def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
+    """Missing and unknown values, and parts that cannot be judged."""
+    notes = []
+    for at, part in enumerate(PARTS):
+        # A label with a condition is missing by design.
+        conditional = {name for name, label in encoder.table.labels.items() if label.when}
+        gaps = {name: count for name, count in about[at].missing.items() if name not in conditional}
+        if missing := _shares(gaps, about[at].rows, {}):
+            notes.append(f"{part}: missing values in {missing}")
+        if unknown := _shares(about[at].unknown, about[at].rows, about[at].values):
+            rarely = any(getattr(column, "rare", 1) > 1 for column in encoder.table.columns.values())
+            unseen = f"values that training has not seen{', or too rarely,' if rarely else ''}"
+            notes.append(f"{part}: {'rare values' if at == TRAIN else unseen} in {unknown}")
+    for name, label in encoder.table.labels.items():
+        for at in (VALIDATION, TEST):
+            labelled = about[at].labelled.get(name, 0)
+            if about[at].rows and not labelled:
+                notes.append(f"{PARTS[at]}: the label {name!r} is missing in every row")
+            elif labelled and label.kind == "binary" and about[at].sums[name] in (0, labelled):
+                notes.append(f"{PARTS[at]}: the label {name!r} has one class only, so it has no AUC there")
+    return notes
+
+
+def _shares(counts: Mapping[str, int], rows: int, values: Mapping[str, int]) -> str:
+    """Counts and their shares: of ``values`` for columns with several in a row, otherwise of the rows."""
+    found = sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name))
+    shares = [
+        f"{name} {counts[name]:,} ({counts[name] / values.get(name, rows):.1%}{' of its values' * (name in values)})"
+        for name in found[:8]
+    ]
+    return ", ".join(shares) + (f" and {len(found) - 8} more columns" if len(found) > 8 else "")

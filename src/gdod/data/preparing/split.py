@@ -1,0 +1,287 @@
+"""Which row belongs to which part: at random, by time or by group."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gdod.data.preparing.vocabulary import Vocabulary
+from gdod.data.tables.table import Table
+from gdod.data.tables.table_schema import Split
+from gdod.data.tables.values import Origin, numbers, refuse, text
+from gdod.errors import InputError
+
+PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
+Parts = NDArray[np.uint8]
+
+_BLOCK = 65_536
+
+
+class Assigned(NamedTuple):
+    parts: Parts
+    """[n], the part of each row. One byte a row, so that tables larger than memory can be split."""
+    notes: tuple[str, ...] = ()
+
+
+def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Assigned:
+    """Which row belongs to which part.
+
+    Args:
+        test: share of all rows.
+        validation: share of the rows that test leaves.
+    """
+    if not test and not validation:
+        return Assigned(np.zeros(table.rows, np.uint8))
+    if split.by == "time":
+        return _by_time(table, split, missing, test, validation)
+    if split.by == "group":
+        return _by_group(table, split, missing, test, validation)
+    return Assigned(_at_random(table.rows, split.seed, test, validation))
+
+
+def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
+    """Exactly the wanted numbers of rows, each choice of rows equally likely.
+
+    Goes block by block, drawing first how many test and validation rows fall into the block: a
+    permutation of all rows would take eight bytes a row.
+    """
+    left = _sizes(rows, test, validation)  # of each part, still to be placed
+    draw = np.random.default_rng([seed, 0x5917])
+    parts = np.empty(rows, np.uint8)
+    for first in range(0, rows, _BLOCK):
+        size = min(_BLOCK, rows - first)
+        here = draw.multivariate_hypergeometric(left, size, method="marginals")
+        left = left - here
+        parts[first : first + size] = draw.permutation(np.repeat(np.arange(3, dtype=np.uint8), here))
+    return parts
+
+
+def _sizes(rows: int, test: float, validation: float) -> NDArray[np.int64]:
+    tests = round(rows * test)
+    validations = round((rows - tests) * validation)
+    return np.array([rows - tests - validations, validations, tests])
+
+
+def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
+    """The latest rows. Rows of the same time stay together; rows without a time are trained on."""
+    column = str(split.column)
+    seen: _Seen = {}
+
+    def times(values: pl.Series, origin: Origin) -> pl.Series:
+        return _times(values, split.format, missing, origin, seen)
+
+    counted = _count(table, column, times)
+    counts = counted.drop_nulls().sort("value", descending=True)
+    if counts.is_empty():
+        raise InputError(f"split by time: column {column!r} is missing in every row")
+    sizes = counts["count"].to_numpy().astype(np.int64)
+    parts = _fill(sizes, test, validation)  # by time
+    # From which time on a row is test, or validation; +inf if there is none.
+    bounds = [_first(counts["value"].to_numpy(), parts, part) for part in (TEST, VALIDATION)]
+
+    def place(values: pl.Series, origin: Origin) -> Parts:
+        found = times(values, origin).fill_null(-np.inf).to_numpy()
+        later = np.where(found >= bounds[1], VALIDATION, TRAIN)
+        return np.where(found >= bounds[0], TEST, later).astype(np.uint8)
+
+    notes = _without(counted, split, table.rows, "are all in the training part")
+    return Assigned(_place(table, column, place), notes + _missed(parts, sizes, split, test, validation))
+
+
+def _first(times: NDArray[np.float64], parts: Parts, part: int) -> float:
+    return float(times[parts == part].min(initial=np.inf))
+
+
+def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
+    """All rows of a group in one part. Rows without a group are one group."""
+    column = str(split.column)
+
+    def groups(values: pl.Series, origin: Origin) -> pl.Series:
+        return text(values, missing)
+
+    counted = _count(table, column, groups)
+    counts = _merged([counted.with_columns(pl.col("value").fill_null(""))]).sort("value")
+    shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
+    sizes = counts["count"].to_numpy().astype(np.int64)
+    parts = np.empty(len(counts), np.uint8)
+    parts[shuffled] = _fit(sizes[shuffled], test, validation)
+    names = Vocabulary(counts["value"])
+
+    def place(values: pl.Series, origin: Origin) -> Parts:
+        return np.asarray(parts[names.ids(groups(values, origin).fill_null("")) - 1], np.uint8)
+
+    notes = _without(counted, split, table.rows, "count as one group")
+    return Assigned(_place(table, column, place), notes + _missed(parts, sizes, split, test, validation))
+
+
+def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tuple[str, ...]:
+    """A note on rows that do not say where they belong."""
+    missing = int(counted.filter(pl.col("value").is_null())["count"].sum())
+    if not missing:
+        return ()
+    return (f"split by {split.by}: {missing:,} rows ({missing / rows:.1%}) have no {split.column!r}; they {become}",)
+
+
+def _missed(parts: Parts, counts: NDArray[np.int64], split: Split, test: float, validation: float) -> tuple[str, ...]:
+    """A note on parts that are more than a quarter larger or smaller than wanted."""
+    wanted = _sizes(int(counts.sum()), test, validation)
+    found = [int(counts[parts == part].sum()) for part in range(len(PARTS))]
+    off = [
+        f"{name} has {found[part]:,} rows instead of {wanted[part]:,}"
+        for part, name in enumerate(PARTS)
+        if abs(found[part] - wanted[part]) > wanted[part] / 4
+    ]
+    if not off:
+        return ()
+    together = f"rows with the same {split.column!r} stay together, and there are up to {counts.max():,} of them"
+    return (f"split by {split.by}: {', '.join(off)}; {together}",)
+
+
+def _fill(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
+    """Parts of bunches of rows in order: test until it is full, then validation, the rest train.
+
+    A bunch goes where its middle lies, so that a part is as near to its share as bunches allow; a share
+    above zero gets at least one bunch.
+    """
+    middles = counts.cumsum() - counts / 2
+    _, validations, tests = _sizes(int(counts.sum()), test, validation)
+    parts = np.full(len(counts), TRAIN, np.uint8)
+    parts[middles < tests + validations] = VALIDATION
+    parts[middles < tests] = TEST
+    at = 0
+    for part, share in ((TEST, test), (VALIDATION, validation)):
+        if share and at < len(parts) and not (parts == part).any():
+            parts[at] = part
+        at += int((parts == part).sum())
+    return parts
+
+
+def _fit(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
+    """Parts of bunches of rows that need no order: test if it has room for the bunch, else validation, else train.
+
+    So a bunch that is too large for the room that is left is trained on, and smaller ones fill the room. If all
+    that are small enough are fewer rows than wanted, test and validation share them. A share above zero gets at
+    least one bunch, and so does train.
+    """
+    _, validations, tests = _sizes(int(counts.sum()), test, validation)
+    wanted = {TEST: tests, VALIDATION: validations}
+    small = counts[counts <= max(tests, validations)].sum()
+    room = {part: int(size * min(1.0, small / (tests + validations))) for part, size in wanted.items() if size}
+    parts = np.full(len(counts), TRAIN, np.uint8)
+    for at, count in enumerate(counts.tolist()):
+        for part in room:
+            if count <= room[part]:
+                parts[at] = part
+                room[part] -= count
+                break
+    for part, share in ((TEST, test), (VALIDATION, validation)):
+        if share and not (parts == part).any():
+            _move(parts, counts, part, np.inf)
+    for part, size in wanted.items():
+        # A bunch of less than twice the room brings a part nearer to its share.
+        _move(parts, counts, part, 2 * float(size - counts[parts == part].sum()))
+    return parts
+
+
+def _move(parts: Parts, counts: NDArray[np.int64], part: int, below: float) -> None:
+    """Moves the smallest bunch of train to a part, if it has fewer rows than ``below`` and is not the only one."""
+    train = np.flatnonzero(parts == TRAIN)
+    if len(train) > 1:
+        smallest = train[counts[train].argmin()]
+        if counts[smallest] < below:
+            parts[smallest] = part
+
+
+def _count(table: Table, column: str, read: Callable[[pl.Series, Origin], pl.Series]) -> pl.DataFrame:
+    """How often each value occurs."""
+    counted: list[pl.DataFrame] = []
+    for chunk in table.chunks([column]):
+        values = read(chunk.frame[column], chunk.origin).rename("value")
+        counted.append(values.value_counts(name="count").with_columns(pl.col("count").cast(pl.UInt64)))
+        if len(counted) > 16:
+            counted = [_merged(counted)]
+    return _merged(counted)
+
+
+def _merged(counts: list[pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(counts).group_by("value").agg(pl.col("count").sum())
+
+
+def _place(table: Table, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
+    parts = np.empty(table.rows, np.uint8)
+    first = 0
+    for chunk in table.chunks([column]):
+        parts[first : first + len(chunk.frame)] = place(chunk.frame[column], chunk.origin)
+        first += len(chunk.frame)
+    return parts
+
+
+_Seen = dict[str, tuple[str, Origin, int]]  # numbers and dates: the first of each, and where it stands
+
+
+def _times(column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin, seen: _Seen) -> pl.Series:
+    """Times as float64: as they are if they are numbers or spans, otherwise microseconds.
+
+    ``seen`` is kept for all rows of a table: written times are either numbers everywhere or dates everywhere.
+    """
+    if column.dtype in (pl.Duration, pl.Time):
+        return column.to_physical().cast(pl.Float64)
+    if column.dtype.is_temporal():
+        return column.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
+    if column.dtype.is_numeric():
+        return numbers(column, missing, origin)
+    written = text(column, missing)
+    if format is None:
+        found = _plain(written, origin, seen)
+        expected = "expected a number or an ISO date"
+    else:
+        found = _formatted(written, format).cast(pl.Int64).cast(pl.Float64)
+        expected = f"expected a time in the format {format!r}"
+    refuse(found.is_null() & written.is_not_null(), column, origin, f"{expected}; see `format` of the split")
+    return found
+
+
+def _plain(written: pl.Series, origin: Origin, seen: _Seen) -> pl.Series:
+    """Numbers, or ISO dates as microseconds; null for what is neither."""
+    plain = written.cast(pl.Float64, strict=False)
+    dates = plain.clear(len(plain))  # all null
+    if plain.null_count() > written.null_count():
+        dates = _iso_dates(written.set(plain.is_not_null(), None)).cast(pl.Int64).cast(pl.Float64)
+    for kind, found in (("numbers", plain), ("dates", dates)):
+        at = found.is_not_null().arg_max()
+        if kind not in seen and at is not None and found[at] is not None:
+            seen[kind] = (written[at], origin, at)
+    if len(seen) == 2:
+        examples = [f"{where.row(at)} is {value!r}" for value, where, at in seen.values()]
+        raise InputError(
+            f"split by time: column {written.name!r} holds numbers and dates, which cannot be compared: "
+            f"{' but '.join(examples)}; write all times the same way"
+        )
+    return dates if "dates" in seen else plain
+
+
+def _formatted(written: pl.Series, format: str) -> pl.Series:
+    with_time = any(sign in format for sign in ("%H", "%I", "%T", "%M", "%s", "%R", "%X", "%r", "%c"))
+    try:
+        if with_time:
+            return written.str.strptime(pl.Datetime("us"), format, strict=False)
+        return written.str.strptime(pl.Date, format, strict=False).cast(pl.Datetime("us"))
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"split by time: column {written.name!r} cannot be read with the format {format!r} ({reason}); "
+            f"its first time is {written.drop_nulls().first()!r}; change `format` of the split, "
+            f"or write the times as ISO dates or numbers, which need none"
+        ) from error
+
+
+def _iso_dates(written: pl.Series) -> pl.Series:
+    forms = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M")
+    written = written.str.strip_suffix("Z")
+    found = written.str.strptime(pl.Date, "%Y-%m-%d", strict=False).cast(pl.Datetime("us"))
+    for form in forms:
+        found = found.fill_null(written.str.strptime(pl.Datetime("us"), form, strict=False))
+    return found

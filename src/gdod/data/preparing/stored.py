@@ -1,0 +1,101 @@
+"""The stored form of examples, Parquet with one column a field, and back into tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gdod.data.parts.part import Examples
+from gdod.data.tables.frames import arrow
+from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn
+
+if TYPE_CHECKING:
+    from gdod.data.preparing.encoder import Encoder
+
+# Rows that are read together when a part is streamed.
+ROW_GROUP = 8_192
+
+
+def examples(frame: pl.DataFrame, encoder: Encoder) -> Examples:
+    """Tensors of encoded rows. A label or weight that the frame lacks is missing everywhere."""
+    table, size = encoder.table, len(frame)
+    ids = np.empty((size, len(table.of(CategoricalColumn))), np.int32)
+    for at, name in enumerate(table.of(CategoricalColumn)):
+        ids[:, at] = frame[name].to_numpy()
+    values = np.empty((size, len(table.of(NumericColumn))), np.float32)
+    for at, name in enumerate(table.of(NumericColumn)):
+        values[:, at] = frame[name].to_numpy()
+    labels = np.full((len(table.labels), size), np.nan, np.float32)
+    for at, name in enumerate(table.labels):
+        if name in frame.columns:
+            labels[at] = frame[name].to_numpy()  # null becomes nan
+    weights = None
+    if table.weight is not None and table.weight in frame.columns:
+        weights = _tensor(frame[table.weight].to_numpy())
+    return Examples(
+        _tensor(ids),
+        _tensor(values),
+        tuple(_matrix(frame[name], encoder.longest[name]) for name in table.of(SequenceColumn)),
+        _tensor(labels),
+        weights,
+    )
+
+
+def _matrix(lists: pl.Series, longest: int) -> Tensor:
+    flat = lists.explode(empty_as_null=False, keep_nulls=False) if len(lists) else lists.clear().cast(pl.List(pl.Int32))
+    if not len(lists):
+        return torch.zeros(0, longest, dtype=torch.int32)
+    return _tensor(flat.to_numpy().reshape(len(lists), longest))
+
+
+def _tensor(array: NDArray[np.generic]) -> Tensor:
+    # Arrow's memory may be read-only, and torch warns of that.
+    return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+
+
+class PartWriter:
+    """Writes the frames of one part, in row groups of equal size whatever the frames' sizes are.
+
+    ``together``: row groups that are collected in memory before they are written.
+    """
+
+    def __init__(self, path: Path, row_group: int = ROW_GROUP, together: int = 8) -> None:
+        self.path, self.row_group, self.together = path, row_group, together
+        self.rows = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pl.DataFrame] = []
+        self._waits = 0
+
+    def write(self, frame: pl.DataFrame) -> None:
+        if not len(frame) and self._writer is not None:
+            return
+        self.rows += len(frame)
+        self._waiting.append(frame)
+        self._waits += len(frame)
+        # A multiple of the row group's size goes out, the rest waits for more.
+        if self._waits >= self.together * self.row_group:
+            together = pl.concat(self._waiting)
+            full = self._waits // self.row_group * self.row_group
+            self._put(together[:full])
+            self._waiting, self._waits = [together[full:]], self._waits - full
+
+    def _put(self, frame: pl.DataFrame) -> None:
+        rows = arrow(frame)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, rows.schema, compression="zstd", compression_level=1)
+        self._writer.write_table(rows, row_group_size=self.row_group)
+
+    def close(self) -> None:
+        if self._waiting:
+            self._put(pl.concat(self._waiting))
+            self._waiting = []
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,342 @@
+"""What the columns of a table are, and how it is split: written in Python, YAML or TOML.
+
+columns:
+  age:     numeric
+  city:    {type: categorical, rare: 5}
+  history: {type: sequence, separator: " ", longest: 50}
+  click:   {type: label, kind: binary}
+  buy:     {type: label, kind: binary, when: click}
+  id:      ignore
+split: {by: random, seed: 0, validation: 0.1, test: 0.2}
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gdod._checks import listed, nearest
+from gdod.errors import InputError
+from gdod.schema import Kind
+from gdod.yaml_toml import PlainWordsLoader, parse_toml, parse_yaml
+
+# Text that means "no value". A category that is really called NA needs a list of its own in `file`.
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+
+
+class _Strict(BaseModel):
+    """No key that is not known: a misspelled one would otherwise be ignored in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class CategoricalColumn(_Strict):
+    """Text or whole numbers that name things; each value becomes an id."""
+
+    type: Literal["categorical"] = "categorical"
+    rare: int = Field(default=1, ge=1)
+    """Values with fewer occurrences than this in the training part share the reserved id 0."""
+    limit: int | None = Field(default=None, ge=1)
+    """More values than this are refused. Without it: 10 million, or a column of values that all differ."""
+
+
+class NumericColumn(_Strict):
+    type: Literal["numeric"] = "numeric"
+    scale: Literal["standard", "log", "none"] = "standard"
+    """``log``: the logarithm first, for columns with a few very large values."""
+
+
+class SequenceColumn(_Strict):
+    """Several values in one, such as "12 7 40", or a list in Parquet."""
+
+    type: Literal["sequence"] = "sequence"
+    separator: str = Field(default=" ", min_length=1)
+    longest: int = Field(default=50, ge=1)
+    """Of longer sequences the last values are kept."""
+    rare: int = Field(default=1, ge=1)
+    limit: int | None = Field(default=None, ge=1)
+
+
+class WeightColumn(_Strict):
+    """How much an example counts. Brought to mean 1 over the training part."""
+
+    type: Literal["weight"] = "weight"
+
+
+class LabelColumn(_Strict):
+    """What is to be predicted."""
+
+    type: Literal["label"] = "label"
+    kind: Kind = "binary"
+    when: str | None = None
+    """The label exists only where this column is 1 or true."""
+    positive: tuple[str, ...] | None = None
+    """For a binary task: the values that count as 1, all others as 0. Without it 0 and 1 are expected."""
+    classes: tuple[str, ...] | None = None
+    """For a multiclass task: its values in order. Without it those of the training part, sorted."""
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        return _name(value)
+
+    @field_validator("positive", "classes", mode="before")
+    @classmethod
+    def _cells(cls, value: object) -> object:
+        if value is None:
+            return None
+        return tuple(_cell(item) for item in (value if isinstance(value, list | tuple) else [value]))
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> Self:
+        if self.positive is not None and self.kind != "binary":
+            raise ValueError(f"`positive` is for kind: binary, not {self.kind}")
+        if self.classes is not None and self.kind != "multiclass":
+            raise ValueError(f"`classes` is for kind: multiclass, not {self.kind}")
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise ValueError("`classes` needs at least two values, all different")
+        return self
+
+
+class IgnoredColumn(_Strict):
+    type: Literal["ignore"] = "ignore"
+
+
+Column = CategoricalColumn | NumericColumn | SequenceColumn | WeightColumn | LabelColumn | IgnoredColumn
+COLUMN_TYPES: dict[str, type[_Strict]] = {
+    "categorical": CategoricalColumn,
+    "numeric": NumericColumn,
+    "sequence": SequenceColumn,
+    "weight": WeightColumn,
+    "label": LabelColumn,
+    "ignore": IgnoredColumn,
+}
+
+
+class Split(_Strict):
+    """Which rows are train, validation and test. Validation is always taken from what test leaves."""
+
+    by: Literal["random", "time", "group", "files"] = "random"
+    """time: the latest rows are test, the latest of the rest validation. group: all rows with the same
+    value of `column` are in one part. files: `test` (and `validation`, if you have one) are files."""
+    column: str | None = None
+    format: str | None = None
+    """How a time is written, e.g. "%d/%m/%Y"; ISO dates and numbers need none."""
+    seed: int = Field(default=0, ge=0)
+    validation: float | str = 0.1
+    """Share of the rows that test leaves, or a file."""
+    test: float | str = 0.2
+    """Share of all rows, or a file."""
+
+    @field_validator("column", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        return _name(value)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.by in ("time", "group") and self.column is None:
+            raise ValueError(f"by: {self.by} needs `column`")
+        if self.by in ("random", "files") and self.column is not None:
+            raise ValueError(f"by: {self.by} has no use for `column`; use by: time or by: group")
+        if self.format is not None and self.by != "time":
+            raise ValueError("`format` is for by: time")
+        for name in ("validation", "test"):
+            share = getattr(self, name)
+            if isinstance(share, str) and self.by != "files":
+                raise ValueError(f"`{name}` is a file; then write by: files")
+            if not isinstance(share, str) and not 0 <= share < 1:
+                raise ValueError(f"`{name}` is {share}; expected a share from 0 to below 1")
+        if self.by == "files" and not isinstance(self.test, str):
+            if "test" in self.model_fields_set and self.test != 0:
+                raise ValueError("by: files needs `test` as a file (or 0, for none)")
+            object.__setattr__(self, "test", 0.0)
+        return self
+
+
+class FileFormat(_Strict):
+    """How a text file is written. Parquet needs none of it."""
+
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    """None: a tab for .tsv; otherwise the one of comma, semicolon, tab and | that the header has most."""
+    quote: str | None = Field(default='"', max_length=1)
+    escape: str | None = Field(default=None, max_length=1)
+    encoding: str = "utf-8"
+    header: tuple[str, ...] | None = None
+    """Names of the columns, for a file that does not begin with them."""
+    missing: tuple[str, ...] = MISSING
+    """Text that means "no value"."""
+
+    @field_validator("separator", "quote", "escape")
+    @classmethod
+    def _one_byte(cls, value: str | None) -> str | None:
+        if value and (not value.isascii() or value in "\r\n\0"):
+            raise ValueError(f"{value!r} cannot be used here; expected a sign of ASCII, such as a comma or a semicolon")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except (LookupError, ValueError):
+            raise ValueError(f"{value!r} is no encoding of text; expected e.g. utf-8, latin-1 or utf-16") from None
+        return value
+
+    @field_validator("header", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return tuple(map(_name, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("missing", mode="before")
+    @classmethod
+    def _cells(cls, value: object) -> object:
+        return tuple(map(_cell, value)) if isinstance(value, list | tuple) else value
+
+
+class TableSchema(_Strict):
+    """The columns of a table and how it is split."""
+
+    columns: dict[str, Annotated[Column, Field(discriminator="type")]] = Field(min_length=1)
+    split: Split = Split()
+    file: FileFormat = FileFormat()
+
+    def __init__(self, /, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise InputError(_explain(error)) from None
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _long_form(cls, value: object) -> object:
+        """`age: numeric` stands for `age: {type: numeric}`."""
+        if not isinstance(value, Mapping):
+            return value
+        return {_text(name): {"type": kind} if isinstance(kind, str) else kind for name, kind in value.items()}
+
+    @model_validator(mode="after")
+    def _has_what_training_needs(self) -> Self:
+        if len(self.of(WeightColumn)) > 1:
+            raise ValueError(f"more than one weight column: {', '.join(self.of(WeightColumn))}")
+        if not self.features:
+            raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
+        if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
+            raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
+        for name, label in self.of(LabelColumn).items():
+            if label.when == name:
+                raise ValueError(f"columns.{name}: `when` names the column itself")
+        return self
+
+    def of(self, kind: type[Any]) -> dict[str, Any]:
+        """The columns of one type, by name."""
+        return {name: column for name, column in self.columns.items() if isinstance(column, kind)}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        kinds = (CategoricalColumn, NumericColumn, SequenceColumn)
+        return tuple(name for name, column in self.columns.items() if isinstance(column, kinds))
+
+    @property
+    def labels(self) -> dict[str, LabelColumn]:
+        return self.of(LabelColumn)
+
+    @property
+    def weight(self) -> str | None:
+        return next(iter(self.of(WeightColumn)), None)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Every column that preparing the table reads."""
+        names = [name for name, column in self.columns.items() if not isinstance(column, IgnoredColumn)]
+        names += [label.when for label in self.labels.values() if label.when]
+        names += [self.split.column] if self.split.column else []
+        return tuple(dict.fromkeys(names))
+
+    def check_columns(self, found: Iterable[str], where: str) -> None:
+        """Refuses a table that lacks a column, with the nearest name it has."""
+        found = tuple(found)
+        for name in (*self.columns, *self.needed):
+            if name not in found:
+                raise InputError(f"{where} has no column {name!r}{nearest(name, found)}; it has {listed(found)}")
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """From a file that ends in .yaml, .yml or .toml."""
+        path = Path(path)
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise InputError(f"the schema {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"the schema {path} is not UTF-8: {error}") from error
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> Self:
+        found: object
+        if path.suffix == ".toml":
+            found = parse_toml(text, f"the schema {path}")
+        elif path.suffix in (".yaml", ".yml"):
+            found = parse_yaml(text, f"the schema {path}", PlainWordsLoader)
+        else:
+            raise InputError(f"the schema {path} ends in {path.suffix!r}; expected .yaml, .yml or .toml")
+        if not isinstance(found, dict):
+            raise InputError(f"the schema {path} holds no keys; expected at least `columns:`")
+        try:
+            return cls(**{str(key): value for key, value in found.items()})
+        except InputError as error:
+            raise InputError(f"the schema {path}: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `TableSchema(**...)` makes the same schema again."""
+        return self.model_dump(mode="json")
+
+
+def _text(value: object) -> str:
+    """YAML reads 1 and true as a number and a truth value; in a table they are text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _name(value: object) -> object:
+    """A column's name, which may be a number; what is no name is left to be refused."""
+    return _text(value) if isinstance(value, bool | int | float) else value
+
+
+def _cell(value: object) -> str:
+    """As `gdod.data.tables.values.text` writes cells, with which it is compared: "2" for 2.0, no spaces around it."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
+
+
+_SECTIONS: dict[str, type[_Strict]] = {"split": Split, "file": FileFormat}
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in words, with where it stands."""
+    # A misspelled key says more than the key that is missing because of it.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    path = [str(step) for step in first["loc"]]
+    if len(path) > 2 and path[0] == "columns":
+        tag = path.pop(2)  # pydantic puts the column's type between its name and its keys
+        owner: type[BaseModel] = COLUMN_TYPES.get(tag, TableSchema)
+    else:
+        owner = _SECTIONS.get(path[0], TableSchema) if len(path) > 1 else TableSchema
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"{where}: the key {path[-1]!r} is unknown{nearest(path[-1], owner.model_fields)}; expected one of " + (
+            listed(owner.model_fields)
+        )
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        found = first.get("ctx", {}).get("tag")
+        said = f"the type {found!r} is unknown{nearest(str(found), COLUMN_TYPES)}" if found else "it has no `type`"
+        return f"{where}: {said}; expected one of {listed(COLUMN_TYPES)}"
+    if first["type"] == "literal_error":
+        known = re.findall(r"'(.*?)'", first["ctx"]["expected"])
+        given = first["input"]
+        return f"{where}={given!r} is unknown{nearest(str(given), known)}; expected one of {listed(known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -1,0 +1,102 @@
+"""From logits and labels to per-example losses, as `gdod.backward` takes them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from gdod.errors import InputError
+from gdod.schema import Kind, Task
+
+
+class Losses(NamedTuple):
+    """Losses of all tasks, and where their labels are known."""
+
+    losses: dict[str, Tensor]  # [B] each
+    mask: dict[str, Tensor]  # [B] bool each
+
+
+def per_example_losses(
+    logits: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    tasks: Iterable[Task],
+    *,
+    mask: Mapping[str, Tensor] | None = None,
+    weights: Tensor | Mapping[str, Tensor] | None = None,
+) -> Losses:
+    """The loss of each example for each task: log loss, or squared error for regression.
+
+        losses, mask = per_example_losses(model(batch), labels, model.tasks)
+        gdod.backward(losses, mask=mask)
+
+    Args:
+        logits: what a model returns.
+        labels: by task name, [B]: for a binary task 0 or 1, or a probability; for regression any
+            number; for several classes the class, from 0 on. A missing label is nan, or a negative
+            class.
+        tasks: the tasks of the model.
+        mask: by task name, [B] bool: False where a label is missing, too. Tasks may be left out.
+        weights: a factor of each example's loss, [B], for all tasks or by task name. `gdod.backward`
+            takes the mean over labelled examples, so weights with mean 1 keep the losses' scale.
+    """
+    losses, known = {}, {}
+    for task in tasks:
+        logit = _get("logits", logits, task.name)
+        label = _get("labels", labels, task.name)
+        _check_length("labels", task, label, len(logit))
+        labelled = ~label.isnan()  # [B]
+        if task.kind == "multiclass":
+            labelled &= label >= 0
+        if mask is not None and task.name in mask:
+            _check_length("mask", task, mask[task.name], len(logit))
+            labelled &= mask[task.name]
+        label = torch.where(labelled, label, 0)  # any label will do where the loss does not count
+        if logit.dtype in (torch.float16, torch.bfloat16):
+            logit = logit.float()
+        loss = _LOSSES[task.kind](task, logit, label)  # [B]
+        if weights is not None:
+            factor = weights if isinstance(weights, Tensor) else _get("weights", weights, task.name)
+            _check_length("weights", task, factor, len(logit))
+            loss = loss * factor.to(loss.dtype)
+        losses[task.name], known[task.name] = loss, labelled
+    return Losses(losses, known)
+
+
+def _binary(task: Task, logit: Tensor, label: Tensor) -> Tensor:
+    if bool(((label < 0) | (label > 1)).any()):
+        low, high = float(label.min()), float(label.max())
+        raise InputError(f"labels of the binary task {task.name!r} go from {low:g} to {high:g}; expected 0 and 1")
+    return binary_cross_entropy_with_logits(logit, label.to(logit.dtype), reduction="none")
+
+
+def _regression(task: Task, logit: Tensor, label: Tensor) -> Tensor:
+    return mse_loss(logit, label.to(logit.dtype), reduction="none")
+
+
+def _multiclass(task: Task, logit: Tensor, label: Tensor) -> Tensor:
+    if len(label) and int(label.max()) >= task.outputs:
+        raise InputError(
+            f"labels of task {task.name!r} go up to {int(label.max())}; expected classes from 0 to {task.outputs - 1}"
+        )
+    return cross_entropy(logit, label.long(), reduction="none")
+
+
+_LOSSES: dict[Kind, Callable[[Task, Tensor, Tensor], Tensor]] = {
+    "binary": _binary,
+    "regression": _regression,
+    "multiclass": _multiclass,
+}
+
+
+def _get(what: str, found: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in found:
+        names = ", ".join(map(repr, found)) or "none"
+        raise InputError(f"{what} has nothing for task {name!r}; it has {names}")
+    return found[name]
+
+
+def _check_length(what: str, task: Task, values: Tensor, size: int) -> None:
+    if values.shape != (size,):
+        raise InputError(f"{what} of task {task.name!r} has shape {list(values.shape)}; expected [{size}]")

@@ -1,0 +1,190 @@
+"""What goes into a model and what comes out: the fields of an example, a batch of them, the tasks.
+
+A schema is a pure description. How a table of text and numbers becomes ids is no matter of the
+models; they ask for ids from 1 on, with 0 kept for "missing or never seen".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
+
+from gdod._checks import check_choice, check_positive
+from gdod.errors import InputError
+
+if TYPE_CHECKING:  # a schema is read and written where torch is not needed
+    import torch
+    from torch import Tensor
+
+Kind = Literal["binary", "regression", "multiclass"]
+T = TypeVar("T")
+
+KINDS: tuple[Kind, ...] = ("binary", "regression", "multiclass")
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One id an example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
+
+    name: str
+    cardinality: int
+
+    def __post_init__(self) -> None:
+        check_positive(f"cardinality of {self.name!r}", self.cardinality)
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """One number an example, already brought to a scale near 1."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A list of ids an example, each 1 to ``cardinality``, filled up with 0. Their vectors are
+    averaged; an empty list gives a zero vector."""
+
+    name: str
+    cardinality: int
+
+    def __post_init__(self) -> None:
+        check_positive(f"cardinality of {self.name!r}", self.cardinality)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: a probability, a number, or one of ``classes``."""
+
+    name: str
+    kind: Kind = "binary"
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(f"kind of task {self.name!r}", self.kind, KINDS)
+        several = isinstance(self.classes, int) and self.classes >= 2
+        if self.kind == "multiclass" and not several:
+            raise InputError(f"task {self.name!r}: classes={self.classes!r}; expected at least 2")
+        if self.kind != "multiclass" and self.classes is not None:
+            raise InputError(
+                f"task {self.name!r}: classes={self.classes!r} for kind={self.kind!r}; "
+                "leave it out, or use kind='multiclass'"
+            )
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a tower gives for an example."""
+        return self.classes or 1
+
+
+class Batch(NamedTuple):
+    """The input of a model, its columns in the order of the schema. `Schema.batch` makes one."""
+
+    categorical: Tensor  # [B, F] int64
+    numeric: Tensor  # [B, G] floating point
+    sequences: tuple[Tensor, ...] = ()  # each [B, L] int64
+
+    @property
+    def size(self) -> int:
+        return len(self.categorical)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return self._replace(
+            categorical=self.categorical.to(device),
+            numeric=self.numeric.to(device),
+            sequences=tuple(ids.to(device) for ids in self.sequences),
+        )
+
+    def take(self, examples: Tensor | slice) -> Self:
+        """Some examples, chosen by index or by slice."""
+        return self._replace(
+            categorical=self.categorical[examples],
+            numeric=self.numeric[examples],
+            sequences=tuple(ids[examples] for ids in self.sequences),
+        )
+
+
+@dataclass(frozen=True, init=False)
+class Schema:
+    """The fields of an example, for instance
+
+    Schema(
+        categorical=[Categorical("city", 50)],
+        numeric=[Numeric("age")],
+        sequences=[Sequence("seen", 1000)],
+    )
+    """
+
+    categorical: tuple[Categorical, ...]
+    numeric: tuple[Numeric, ...]
+    sequences: tuple[Sequence, ...]
+
+    def __init__(
+        self,
+        categorical: Iterable[Categorical] = (),
+        numeric: Iterable[Numeric] = (),
+        sequences: Iterable[Sequence] = (),
+    ) -> None:
+        object.__setattr__(self, "categorical", _all(Categorical, categorical))
+        object.__setattr__(self, "numeric", _all(Numeric, numeric))
+        object.__setattr__(self, "sequences", _all(Sequence, sequences))
+        if not self.names:
+            raise InputError("the schema has no field; give it at least one")
+        _check_names("field", self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        fields: tuple[Categorical | Numeric | Sequence, ...]
+        fields = (*self.categorical, *self.numeric, *self.sequences)
+        return tuple(field.name for field in fields)
+
+    def batch(self, columns: Mapping[str, Tensor]) -> Batch:
+        """Puts named columns in order: [B] for single fields, [B, L] for sequences.
+
+        Columns that the schema does not name are left out.
+        """
+        if missing := [name for name in self.names if name not in columns]:
+            raise InputError(
+                f"the columns {', '.join(map(repr, missing))} are missing; "
+                f"found {', '.join(map(repr, columns)) or 'none'}"
+            )
+        import torch
+
+        ids = [columns[field.name].long() for field in self.categorical]
+        numbers = [columns[field.name] for field in self.numeric]
+        none = columns[self.names[0]].new_zeros(len(columns[self.names[0]]), 0)  # [B, 0]
+        try:
+            return Batch(
+                torch.stack(ids, 1) if ids else none.long(),  # [B, F]
+                torch.stack(numbers, 1) if numbers else none.float(),  # [B, G]
+                tuple(columns[field.name].long() for field in self.sequences),
+            )
+        except RuntimeError as error:
+            shapes = {name: tuple(columns[name].shape) for name in self.names}
+            raise InputError(f"the columns have shapes {shapes}; expected [B] each") from error
+
+
+def check_tasks(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    tasks = _all(Task, tasks)
+    if not tasks:
+        raise InputError("there is no task; give at least one, e.g. [Task('click')]")
+    _check_names("task", tuple(task.name for task in tasks))
+    return tasks
+
+
+def _all(kind: type[T], items: Iterable[T]) -> tuple[T, ...]:
+    found = tuple(items)
+    for item in found:
+        if not isinstance(item, kind):
+            raise InputError(f"found {item!r} where {kind.__name__}(...) was expected")
+    return found
+
+
+def _check_names(what: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a {what} has the name {name!r}; expected some text")
+        if names.count(name) > 1:
+            raise InputError(f"more than one {what} has the name {name!r}; names must differ")

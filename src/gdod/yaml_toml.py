@@ -1,0 +1,59 @@
+"""What people write in YAML and TOML, as plain values. Whatever is wrong with it, there is one kind of error."""
+
+import re
+import tomllib
+from typing import Any
+
+import yaml
+
+from gdod.errors import InputError
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+class PlainWordsLoader(UniqueKeyLoader):
+    """YAML in which yes, no, on and off are text, too: in a table they are names and labels, not truth values."""
+
+
+PlainWordsLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def parse_yaml(text: str, what: str, loader: type[UniqueKeyLoader] = UniqueKeyLoader) -> Any:
+    """``what`` it is, for the message, such as "the schema ads.yaml"."""
+    try:
+        return yaml.load(text, loader)
+    except RecursionError as error:
+        raise InputError(f"{what} is nested too deeply") from error
+    # What stands for no value, such as the date 2024-13-45, is an error of any kind in the library.
+    except Exception as error:
+        raise InputError(f"{what} is not valid YAML: {error or type(error).__name__}") from error
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{what} is nested too deeply") from error
+    except ValueError as error:
+        raise InputError(f"{what} is not valid TOML: {error}") from error
+
+
+def parse_value(text: str, what: str | None = None) -> Any:
+    """One value as YAML has it; 1e-3 is a number, too."""
+    found = parse_yaml(text, what or f"the value {text!r}")
+    number = isinstance(found, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", found, re.IGNORECASE)
+    return float(found) if number else found

@@ -1,0 +1,150 @@
+"""What an unknown table is taken for, and the schema that is written of it."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tests.data.clicks_table import clicks, write
+from typer.testing import CliRunner
+
+from gdod import InputError
+from gdod.cli.data import app
+from gdod.data import TableSchema, inspect, load
+
+
+def types(path: Path, **options: object) -> dict[str, str]:
+    return {column.name: column.type for column in inspect(path, **options).columns}  # type: ignore[arg-type]
+
+
+def test_columns_are_told_apart(tmp_path: Path) -> None:
+    assert types(write(tmp_path, clicks(2000))) == {
+        "id": "ignore",
+        "user": "categorical",
+        "city": "categorical",
+        "age": "numeric",
+        "seen": "sequence",
+        "day": "ignore",
+        "click": "label",
+        "buy": "label",
+    }
+
+
+def test_counts_are_right(tmp_path: Path) -> None:
+    table = clicks()
+    found = {column.name: column for column in inspect(write(tmp_path, table)).columns}
+    assert found["user"].values == table["user"].n_unique()
+    assert found["age"].missing == table["age"].null_count() > 0
+    assert (found["age"].low, found["age"].high) == (table["age"].min(), table["age"].max())
+    assert found["click"].rate == pytest.approx(table["click"].mean())
+    assert found["seen"].values == 19
+
+
+def test_the_same_from_parquet_with_lists_and_times(tmp_path: Path) -> None:
+    table = clicks(2000).with_columns(
+        pl.col("seen").str.split(" ").list.eval(pl.element().cast(pl.Int64, strict=False)),
+        pl.col("day").str.to_date(),
+        pl.col("click").cast(pl.Boolean),
+    )
+    table.write_parquet(tmp_path / "t.parquet")
+    assert types(tmp_path / "t.parquet") == types(write(tmp_path, clicks(2000)))
+
+
+def test_named_labels_of_every_kind(tmp_path: Path) -> None:
+    table = pl.DataFrame(
+        {
+            "x": [0.5, 1.5, 2.5] * 20,
+            "sex": ["m", "f", "m"] * 20,
+            "stars": [1, 2, 5] * 20,
+            "price": [float(k) / 3 for k in range(60)],
+        }
+    )
+    found = inspect(write(tmp_path, table), labels=["sex", "stars", "price"]).schema().labels
+    assert (found["sex"].kind, found["sex"].positive) == ("binary", ("f",))
+    assert (found["stars"].kind, found["price"].kind) == ("multiclass", "regression")
+
+
+def test_no_label_and_an_unknown_label(tmp_path: Path) -> None:
+    path = write(tmp_path, clicks().drop("click", "buy"))
+    with pytest.raises(InputError, match="no column looks like a label"):
+        inspect(path).schema()
+    with pytest.raises(InputError, match="did you mean 'user'"):
+        inspect(path, labels=["usr"])
+
+
+def test_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
+    found = inspect(write(tmp_path), most_rows=100)
+    assert (found.rows, found.whole) == (100, False)
+    assert "the first 100 rows" in found.to_yaml()
+    assert inspect(write(tmp_path)).whole
+
+
+def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
+    names = ["a: b", "yes", "12", "ü", "#x", "'q'", "null", "-", "a b"]
+    table = pl.DataFrame({name: ["u", "v"] * 10 for name in names} | {"click": [0, 1] * 10})
+    found = inspect(write(tmp_path, table), labels=["click", "yes"])
+    (tmp_path / "s.yaml").write_text(found.to_yaml())
+    assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
+
+
+@pytest.mark.parametrize("sign", ["\x7f", "\x85", "\u2028", "\u2029", "\ufffe", "\x1b", "\n", "\U000e0001", "😀"])
+def test_signs_that_yaml_has_no_place_for_survive_it(tmp_path: Path, sign: str) -> None:
+    """In names, in values, and in comments: what a file is called, and what an odd column holds."""
+    name = f"a{sign}b"
+    table = pl.DataFrame({name: ["u", "v"] * 10, "sex": ["m", name] * 10, "odd": [{name: 1}] * 20})
+    table.write_parquet(tmp_path / f"{name}.parquet")
+    found = inspect(tmp_path / f"{name}.parquet", labels=["sex"])
+    (tmp_path / "s.yaml").write_text(found.to_yaml(), "utf-8")
+    assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
+
+
+def test_names_in_other_scripts_stay_readable(tmp_path: Path) -> None:
+    table = pl.DataFrame({"größe (€)": ["u", "v"] * 10, "年齢, 歳": ["u", "v"] * 10, "click": [0, 1] * 10})
+    written = inspect(write(tmp_path, table)).to_yaml()
+    assert '"größe (€)": categorical' in written
+    assert '"年齢, 歳": categorical' in written
+
+
+def test_truths_are_no_features(tmp_path: Path) -> None:
+    """A column true_... says what cannot be known; it is ignored, and the schema says why."""
+    table = pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5] * 5, "true_click": [0.1, 0.9] * 10, "click": [0, 1] * 10})
+    found = inspect(write(tmp_path, table))
+    assert found.schema().features == ("x",)
+    assert "true_click: ignore" in found.to_yaml()
+    assert "named as a truth" in found.to_yaml()
+    named = inspect(write(tmp_path, table), labels=["true_click"]).schema()
+    assert tuple(named.labels) == ("true_click",)
+
+
+@pytest.mark.parametrize("name", ["visit", "visited", "is_follow", "order", "add_to_cart", "subscribed", "shared"])
+def test_what_people_do_is_a_label(tmp_path: Path, name: str) -> None:
+    table = pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5] * 5, name: [0, 1] * 10})
+    assert types(write(tmp_path, table)) == {"x": "numeric", name: "label"}
+
+
+def test_a_label_that_is_not_named_is_no_feature(tmp_path: Path) -> None:
+    found = inspect(write(tmp_path, clicks(2000)), labels=["buy"])
+    assert {column.name: column.type for column in found.columns}["click"] == "ignore"
+    assert "may give the answer away" in found.to_yaml()
+
+
+def test_names_and_values_in_brackets_are_shown(tmp_path: Path) -> None:
+    table = pl.DataFrame({"[red]": ["[/b]", "[x]"] * 10, "click": [0, 1] * 10})
+    path = write(tmp_path, table)
+    result = CliRunner().invoke(app, ["inspect", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "[red]" in result.stdout
+    assert "[/b]" in result.stdout
+
+
+def test_the_command_writes_a_schema_that_prepares_the_table(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "s.yaml"
+    result = CliRunner().invoke(app, ["inspect", str(path), "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"] == 600
+    assert len(load(path, schema=out, cache=tmp_path / "cache").train) == 432
+    again = CliRunner().invoke(app, ["inspect", str(path), "--out", str(out)])
+    assert again.exit_code == 2
+    result = CliRunner().invoke(app, ["prepare", str(path), "--schema", str(out), "--cache", str(tmp_path / "cache")])
+    assert result.exit_code == 0, result.output
+    assert "432" in result.stdout

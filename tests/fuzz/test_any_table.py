@@ -1,0 +1,112 @@
+"""Tables of any kind, from the raw file to predictions: each step gives a result, or refuses in words."""
+
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fuzz.outcomes import attempt, content
+from tests.fuzz.raw_tables import RawTable, parquet_tables, text_tables
+
+from gdod.data import Dataset, Inspection, TableSchema, inspect, load
+from gdod.training import check_config, load_run, train
+from gdod.training.predict import evaluate_file, predict_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tables")
+
+
+def go_through(folder: Path, table: RawTable, stream: bool, split: str) -> str:
+    """How far it went."""
+    work = folder / "work"
+    rmtree(work, ignore_errors=True)
+    work.mkdir()
+    path = work / f"table{table.ending}"
+    path.write_bytes(table.content)
+    found = attempt(lambda: inspect(path, labels=table.labels))
+    if found is None:
+        return "not read"
+    schema = schema_of(found, split)
+    if schema is None:
+        return "no schema"
+    data = prepared(path, schema, work / "cache", stream)
+    if data is None:
+        return "not prepared"
+    if not trained(work / "run", data):
+        return "not trained"
+    return predicted(work, path, data)
+
+
+def schema_of(found: Inspection, split: str) -> TableSchema | None:
+    """From what was found, or from the file that a person would edit: both are the same."""
+    schema = attempt(found.schema)
+    written = attempt(lambda: TableSchema.parse(found.to_yaml(), Path("schema.yaml")))
+    if schema is None:
+        return None
+    assert written == schema
+    if split == "random":
+        return schema
+    column = found.columns[0].name
+    return attempt(lambda: TableSchema(**{**schema.to_json(), "split": {"by": split, "column": column}}))
+
+
+def prepared(path: Path, schema: TableSchema, cache: Path, stream: bool) -> Dataset | None:
+    before = content(cache)
+    data = attempt(lambda: load(path, schema=schema, cache=cache, stream=stream))
+    if data is None:
+        assert content(cache) == before
+        assert not list((cache / "prepared").glob("*")) if cache.exists() else True
+        return None
+    assert load(path, schema=schema, cache=cache, stream=not stream).fingerprint == data.fingerprint
+    return data
+
+
+def trained(out: Path, data: Dataset) -> bool:
+    options: dict[str, Any] = {"name": "shared-bottom", "options": {"embedding": 2, "bottom": [4], "tower": [2]}}
+    settings = {"data": "table", "model": options, "steps": 2, "batch": 8, "tensorboard": False, "threads": 1}
+    config = check_config(settings)
+    return attempt(lambda: train(config, out, dataset=data)) is not None
+
+
+def predicted(work: Path, path: Path, data: Dataset) -> str:
+    run = load_run(work / "run")
+    out = work / "predictions.parquet"
+    rows = len(data.train) + len(data.validation) + len(data.test)
+    told = predict_file(run, path, out)
+    assert told.rows == rows
+    made = pl.read_parquet(out)
+    assert len(made) == rows
+    assert all(made[name].is_finite().all() for name in made.columns)
+    attempt(lambda: evaluate_file(run, path))
+    kept = attempt(lambda: predict_file(run, path, work / "kept.csv", keep=[data.encoder.table.features[0]]))
+    assert kept is None or kept.rows == rows
+    return "predicted"
+
+
+SPLITS = st.sampled_from(["random", "random", "random", "time", "group"])
+
+
+@settings(max_examples=80)
+@given(text_tables(), st.booleans(), SPLITS)
+def test_any_text_becomes_predictions_or_is_refused(folder: Path, table: RawTable, stream: bool, split: str) -> None:
+    go_through(folder, table, stream, split)
+
+
+@settings(max_examples=50)
+@given(parquet_tables(), st.booleans(), SPLITS)
+def test_any_parquet_becomes_predictions_or_is_refused(folder: Path, table: RawTable, stream: bool, split: str) -> None:
+    go_through(folder, table, stream, split)
+
+
+@pytest.mark.slow
+@settings(max_examples=800)
+@given(text_tables() | parquet_tables(), st.booleans(), SPLITS)
+def test_any_table_becomes_predictions_or_is_refused_at_length(
+    folder: Path, table: RawTable, stream: bool, split: str
+) -> None:
+    go_through(folder, table, stream, split)
