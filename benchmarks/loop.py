@@ -31,9 +31,9 @@ from gdod.data.preparing.encoder import Encoder
 from gdod.data.tables.table_schema import TableSchema
 from gdod.models import Model, build
 from gdod.training import Folder, Silent, TrainConfig, check_config
+from gdod.training.interruption import StopRequest
 from gdod.training.loop import Trainer
 from gdod.training.record import Record
-from gdod.training.stops import Interruption
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 10  # steps that are timed together: few, so that both loops meet the same moments of the machine
@@ -124,7 +124,7 @@ def by_loop(model: Model, train: MemoryPart, folder: Path, *, conflict: bool) ->
         config, dataset(model, train), model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent()
     )
     trainer.record, trainer.total = Record(folder / "metrics.jsonl", 0, None), 10**9
-    batches, nothing = trainer._batches(), Interruption()
+    batches, nothing = trainer._batches(), StopRequest()
 
     def block() -> float:
         start = time.perf_counter()

@@ -31,11 +31,11 @@ from gdod.data.stream import StreamPart
 from gdod.errors import InputError
 from gdod.models import build
 from gdod.training import Folder, Silent, check_config
-from gdod.training.evaluation import score
+from gdod.training.evaluation import predict_part
+from gdod.training.interruption import StopRequest
 from gdod.training.loop import Trainer
 from gdod.training.record import Record
 from gdod.training.seeds import seed_for, seeded_method
-from gdod.training.stops import Interruption
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 256
@@ -101,7 +101,7 @@ class Training:
             progress=Silent(),
         )
         self.trainer.record = Record(folder / "metrics.jsonl", 0, None)
-        self._batches, self._nothing = self.trainer._batches(), Interruption()
+        self._batches, self._nothing = self.trainer._batches(), StopRequest()
 
     def block(self, steps: int) -> tuple[float, float]:
         """Seconds on the clock and of the processor."""
@@ -112,7 +112,7 @@ class Training:
 
     def auc(self) -> float:
         trainer = self.trainer
-        scored = score(trainer.model, trainer.dataset.validation, 4096, torch.device("cpu"))
+        scored = predict_part(trainer.model, trainer.dataset.validation, 4096, torch.device("cpu"))
         assert scored is not None
         return float(scored.metrics()["mean_auc"])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gdod.errors import InputError
-from gdod.training.stops import NonFiniteError
+from gdod.training.interruption import NonFiniteError
 
 T = TypeVar("T")
 

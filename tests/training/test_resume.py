@@ -78,7 +78,7 @@ class Noted:
 def start(settings: TrainConfig, folder: Path, order: Path | None = None) -> multiprocessing.process.BaseProcess:
     context = multiprocessing.get_context("forkserver")
     # torch's optimizers load torch._dynamo when they are first used, which takes longer than the training here.
-    context.set_forkserver_preload(["torch._dynamo", "gdod.training.job", "gdod.data"])
+    context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     process = context.Process(
         target=work, args=(settings.model_dump(mode="json"), str(folder), None if order is None else str(order))
     )

@@ -184,10 +184,10 @@ def test_its_evaluation_is_that_of_training(run: Path) -> None:
     """The whole way from the raw table gives what the loop measured on its tensors."""
     loaded = load_run(run)
     assert loaded.result is not None
-    found = loaded.evaluate(tiny.frame(1800)[1500:])
+    evaluated = loaded.evaluate(tiny.frame(1800)[1500:])
     for task, metrics in loaded.result["test"]["tasks"].items():
         for name, value in metrics.items():
-            assert found["tasks"][task][name] == pytest.approx(value, rel=1e-6)
+            assert evaluated["tasks"][task][name] == pytest.approx(value, rel=1e-6)
 
 
 def test_an_unfinished_run_can_be_used(tmp_path: Path) -> None:

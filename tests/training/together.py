@@ -49,7 +49,7 @@ class Started:
 def start(ranks: int, folder: Path, work: Work, *arguments: Any, timeout: float = 600) -> Started:
     """Calls `work(ranks, *arguments)` in each of so many processes, which wait so many seconds for each other."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "gdod.training.job", "gdod.data"])
+    context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     place = folder / uuid.uuid4().hex
     place.mkdir(parents=True)
     processes = [
