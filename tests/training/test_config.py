@@ -1,4 +1,4 @@
-"""What a configuration may say, what wins, and what is refused before anything is done."""
+"""Tests of configurations: what they may say, which setting wins, and what is refused."""
 
 from pathlib import Path
 

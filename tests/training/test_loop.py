@@ -1,4 +1,4 @@
-"""The loop does what its configuration says, with every model, method and optimizer."""
+"""Tests that the loop does what its configuration says, with every model, method and optimizer."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ def test_settings_that_change_how_it_learns(tmp_path: Path, settings: dict[str, 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, clip: float | None) -> None:
-    """Sum, weights, masks, penalty, clipping, schedule: compared with plain torch, step by step."""
+    """Sum, weights, masks, penalty, clipping and schedule are compared with plain torch, step by step."""
     config = tiny.config(
         model={"name": "snr", "options": {"l0": 0.1}},
         steps=10,
@@ -246,7 +246,7 @@ def test_curves_for_tensorboard(tmp_path: Path) -> None:
 
 
 def broken(value: float, at: int | slice) -> Any:
-    """A data set in which examples of the training part have a number that no model survives."""
+    """Return a data set whose training part has examples with a number that makes every loss infinite or nan."""
     dataset = tiny.dataset()
     assert isinstance(dataset.train, MemoryPart)
     dataset.train.examples.numeric[at] = value
@@ -272,7 +272,7 @@ def test_such_a_step_can_be_skipped(tmp_path: Path, method: str) -> None:
 
 
 def test_no_checkpoint_is_written_in_skipped_steps_and_the_last_good_one_stays(tmp_path: Path) -> None:
-    """A checkpoint a step, and about two of three steps skipped: often several in a row."""
+    """There is a checkpoint after every step, and about two of three steps are skipped, often several in a row."""
     last = Folder(tmp_path / "run").last
     skipped: list[int] = []
 
@@ -315,7 +315,7 @@ def test_backward_says_by_its_class_that_something_is_not_finite(where: str) -> 
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    """Finite losses, infinite step: nothing shows it but the weights themselves."""
+    """The losses are finite and the step is infinite, so that only the weights show it."""
     config = tiny.config(steps=1, optimizer={"name": "sgd", "lr": 3e38})
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         train(config, tmp_path / "run", dataset=broken(1e6, slice(None)))
@@ -387,7 +387,7 @@ class Interrupting(Silent):
 
 @pytest.mark.parametrize("at", [7, 21])
 def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, at: int) -> None:
-    """At step 21 an evaluation is due, which the interrupted run makes after it goes on."""
+    """At step 21 an evaluation is due, which the interrupted run makes after it is resumed."""
     config = tiny.config(steps=30, evaluate_every=21, method="gradnorm")
     with pytest.raises(Interrupted) as caught:
         train(config, tmp_path / "run", dataset=tiny.dataset(), progress=Interrupting(at))
@@ -399,7 +399,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path,
 
 
 class Alarming:
-    """A part that sends Ctrl-C's signal while it is gone through for the second time."""
+    """A part that sends Ctrl-C's signal to its own process while it is read for the second time."""
 
     def __init__(self, part: Any) -> None:
         self.part, self.times, self.handed_out = part, 0, 0
@@ -438,7 +438,7 @@ def check_same(one: Path, other: Path) -> None:
 
 
 def test_it_can_run_in_a_thread(tmp_path: Path) -> None:
-    """Where signals cannot be caught."""
+    """Signals cannot be caught in another thread than the main one."""
     results: list[Any] = []
     thread = threading.Thread(
         target=lambda: results.append(train(tiny.config(steps=3), tmp_path / "run", dataset=tiny.dataset()))

@@ -1,4 +1,4 @@
-"""Metrics are scikit-learn's, and say so when there is nothing to say."""
+"""Tests that metrics equal scikit-learn's, and say why where they are not defined."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ Examples = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 @st.composite
 def examples(draw: st.DrawFn) -> Examples:
-    """Labels (some missing), scores (few different ones, so that many tie) and weights (some zero)."""
+    """Draw labels (some missing), scores (few different ones, so that many tie) and weights (some zero)."""
     n = draw(st.integers(2, 60))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = (random.random(n) < draw(st.sampled_from([0.05, 0.3, 0.5, 0.95]))).astype(float)

@@ -1,4 +1,4 @@
-"""From a run and a table to a table of predictions, whatever the table looks like."""
+"""Tests of predictions and metrics of a run for tables of all kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def test_evaluation_of_a_file(run: Run, tmp_path: Path) -> None:
 
 
 def test_tasks_of_other_kinds() -> None:
-    """A number, and a column for each class."""
+    """A regression task has a column of numbers, and a task with several classes a column for each class."""
     table = TableSchema(
         columns={
             "x": "numeric",

@@ -1,4 +1,4 @@
-"""An epoch that one number of ranks began and another goes on with: every example once."""
+"""Tests that every example comes once if an epoch is begun by one number of ranks and finished by another."""
 
 from pathlib import Path
 

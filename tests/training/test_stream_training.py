@@ -1,4 +1,4 @@
-"""A run that streams its data and is killed goes on where it was: it ends as one that never was, bit for bit."""
+"""Tests that a run that streams its data and is killed ends, once resumed, as one that never was, bit for bit."""
 
 import multiprocessing
 from dataclasses import replace

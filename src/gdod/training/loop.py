@@ -63,7 +63,7 @@ class State:
 
 
 class Trainer:
-    """Trains a model on the data, with checkpoints in a run's folder.
+    """A model in training on the data, with checkpoints in a run's folder.
 
     Args:
         ranks: this process among those that train together; each trains on its share of every batch.

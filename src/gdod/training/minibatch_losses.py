@@ -1,7 +1,7 @@
 """The losses of one training step, on the model's device.
 
-They are those of `gdod.models.per_example_losses`, which stays apart for its speed: a step of a small model takes a
-millisecond or two, of which checking the labels task by task would be a tenth (benchmarks/loop.py).
+They equal those of `gdod.models.per_example_losses`, which checks labels task by task. A step of a small model takes a
+millisecond or two, of which that would be a tenth (benchmarks/loop.py), so labels of binary tasks are checked together.
 """
 
 from collections.abc import Mapping

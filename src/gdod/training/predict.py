@@ -28,7 +28,7 @@ BATCH = 8192
 
 @dataclass(frozen=True)
 class PredictedFile:
-    """What `predict_file` wrote."""
+    """A summary of the file that `predict_file` wrote."""
 
     rows: int
     columns: tuple[str, ...]
@@ -171,7 +171,7 @@ def _place(files: Sequence[Path]) -> str:
 
 
 class _UnseenColumns:
-    """Finds the columns of a table that hold no value training has seen."""
+    """The columns of a table that hold no value training has seen, found chunk by chunk."""
 
     def __init__(self, run: Run, columns: Sequence[str]) -> None:
         self.first: dict[str, str | None] = {name: None for name in run.encoder.vocabularies if name in columns}

@@ -13,7 +13,7 @@ Line = dict[str, Any]
 
 
 class Record:
-    """Appends lines to `metrics.jsonl`, and their numbers to curves if there are any.
+    """A writer that appends lines to `metrics.jsonl`, and their numbers to curves if there are any.
 
     Args:
         length: bytes of the file to keep: those of the checkpoint that a run resumes from.
