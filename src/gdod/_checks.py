@@ -1,8 +1,10 @@
 """Checks of options, with errors that say what was passed, what was expected and what to do."""
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import ge, gt, le, lt
 
 from gdod.errors import InputError
 
@@ -33,11 +35,32 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     return (", ".join(map(repr, names[:most])) or "none") + more
 
 
-def check_number(name: str, value: object, *, at_least: float = -math.inf, above: float = -math.inf) -> None:
-    """A finite number, not below ``at_least``, and greater than ``above``."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not (at_least <= float(value) and above < float(value)):  # type: ignore[arg-type]
-        bound = (
-            f" of at least {at_least:g}" if at_least > -math.inf else f" above {above:g}" if above > -math.inf else ""
-        )
-        raise InputError(f"{name}={value!r}; expected a number{bound}")
+def check_number(
+    name: str,
+    value: object,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise unless the value is a finite number within the bounds that are given."""
+    bounds = [("of at least", at_least, ge), ("above", above, gt), ("of at most", at_most, le), ("below", below, lt)]
+    given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+    number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    if not (number and all(holds(value, bound) for _, bound, holds in given)):
+        expected = " and".join(f" {words} {bound:g}" for words, bound, _ in given)
+        raise InputError(f"{name}={value!r}; expected a number{expected}")
+
+
+def version_problem(package: str, installed: str, tested: str) -> str | None:
+    """Return what is wrong and what to do if the installed version is not of the tested release, else None.
+
+    A build such as 2.13.0+cpu is of the release "2.13".
+    """
+    if re.match(re.escape(tested) + r"(?!\d)", installed):
+        return None
+    return (
+        f"{package} {installed} is installed, but gdod uses private parts of {package} that it was tested with in "
+        f"{tested}.* only. Install that version: pip install '{package}=={tested}.*'"
+    )

@@ -15,9 +15,9 @@ from gdod.errors import InputError
 from gdod.models.config import ACTIVATIONS, Config, configure
 from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
 from gdod.models.export import export
+from gdod.models.label_losses import Losses, per_example_losses
 from gdod.models.mmoe import MMoE, MMoEConfig
 from gdod.models.model import Model
-from gdod.models.per_example_losses import Losses, per_example_losses
 from gdod.models.ple import PLE, PLEConfig
 from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
 from gdod.models.single_task import SingleTask, SingleTaskConfig

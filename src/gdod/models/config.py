@@ -1,12 +1,12 @@
 """Sizes and options that all models have. Each model adds its own, beside its code."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from torch import nn
 
-from gdod._checks import check_choice, check_positive
+from gdod._checks import check_choice, check_number, check_positive
 from gdod.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -35,7 +35,7 @@ class Config:
         check_positive("embedding", self.embedding)
         self._sizes("tower")
         check_choice("activation", self.activation, ACTIVATIONS)
-        check_number("dropout", self.dropout, lambda share: 0 <= share < 1, "from 0 to below 1")
+        check_number("dropout", self.dropout, at_least=0, below=1)
 
     def _sizes(self, name: str, at_least: int = 0) -> None:
         """Checks a field of layer sizes, and makes a tuple of what may come as a list."""
@@ -58,8 +58,3 @@ def configure(kind: type[AnyConfig], options: dict[str, Any]) -> AnyConfig:
     for name in options:
         check_choice("option", name, [field.name for field in fields(kind)])
     return kind(**options)
-
-
-def check_number(name: str, value: object, fits: Callable[[float], bool], expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise InputError(f"{name}={value!r}; expected a number {expected}")

@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gdod.models.config import Config, check_number
+from gdod._checks import check_number
+from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, activation, linear, mlp
 from gdod.models.model import Model
@@ -27,7 +28,7 @@ class CrossStitchConfig(Config):
         super().__post_init__()
         self._sizes("bottom")
         self._sizes("tower", at_least=1)
-        check_number("own", self.own, lambda own: 0 < own <= 1, "above 0 and up to 1")
+        check_number("own", self.own, above=0, at_most=1)
 
 
 class Stitch(nn.Module):

@@ -7,13 +7,13 @@ Sparse Neural Networks through L0 Regularization", ICLR 2018.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 
 import torch
 from torch import Tensor, nn
 
-from gdod._checks import check_choice, check_positive
-from gdod.models.config import Config, check_number
+from gdod._checks import check_choice, check_number, check_positive
+from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, Tower, activation
 from gdod.models.model import Model
@@ -46,11 +46,11 @@ class SNRConfig(Config):
         for name in ("levels", "subnetworks", "width"):
             check_positive(name, getattr(self, name))
         check_choice("sampling", self.sampling, ("batch", "example"))
-        check_number("l0", self.l0, lambda weight: 0 <= weight < inf, "of at least 0")
-        check_number("open", self.open, lambda share: 0 < share < 1, "between 0 and 1")
-        check_number("temperature", self.temperature, lambda beta: 0 < beta < inf, "above 0")
-        check_number("low", self.low, lambda gamma: -inf < gamma < 0, "below 0")
-        check_number("high", self.high, lambda zeta: 1 < zeta < inf, "above 1")
+        check_number("l0", self.l0, at_least=0)
+        check_number("open", self.open, above=0, below=1)
+        check_number("temperature", self.temperature, above=0)
+        check_number("low", self.low, below=0)
+        check_number("high", self.high, above=1)
 
 
 class Coding(nn.Module):
