@@ -1,4 +1,4 @@
-"""Methods: functions from the Gram matrix of the rows (and the losses) to weights of the rows."""
+"""The methods: each turns the Gram matrix of the rows, or the losses, into a weight for each row."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdod._checks import check_choice
 from gdod.errors import InputError
-from gdod.methods import decompositions
+from gdod.methods import decompositions, torchjd
 from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
@@ -20,7 +20,7 @@ from gdod.methods.torchjd import as_method, torchjd_methods
 from gdod.methods.uncertainty import Uncertainty
 
 if TYPE_CHECKING:
-    from gdod.methods.torchjd.to_torchjd import GDODAggregator, GDODWeighting
+    from gdod.methods.torchjd import GDODAggregator, GDODWeighting
 
 METHODS: dict[str, Callable[..., Method]] = {
     "sum": Sum,
@@ -35,7 +35,6 @@ METHODS: dict[str, Callable[..., Method]] = {
     **torchjd_methods(),
 }
 
-
 _RETIRED = {
     "gdod-variant": "soft agreement is now method 'gdod' with agreement='soft'; commit d7fba99 is the last that "
     "has the others",
@@ -43,7 +42,7 @@ _RETIRED = {
 
 
 def method(name: str, **options: Any) -> Method:
-    """A method by its name: `method("gdod", groups=8)`."""
+    """Return a new method by its name in `METHODS`, with its options: `method("gdod", groups=8)`."""
     if name in _RETIRED:
         raise InputError(f"method {name!r} is no longer there: {_RETIRED[name]}")
     check_choice("method", name, METHODS)
@@ -60,12 +59,10 @@ def method(name: str, **options: Any) -> Method:
 
 
 def __getattr__(name: str) -> object:
-    """What is built on torchjd is loaded when it is first used."""
+    """Load what is built on torchjd when it is first used."""
     if name not in ("GDODAggregator", "GDODWeighting"):
         raise AttributeError(f"module 'gdod.methods' has no attribute {name!r}")
-    from gdod.methods.torchjd import to_torchjd
-
-    return getattr(to_torchjd, name)
+    return getattr(torchjd, name)
 
 
 __all__ = [

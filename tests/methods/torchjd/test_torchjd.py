@@ -21,8 +21,7 @@ import gdod
 from gdod.errors import InputError
 from gdod.methods import GDOD, Method, WeightedGDOD
 from gdod.methods.pcgrad import PCGrad
-from gdod.methods.torchjd import as_method, torchjd_methods
-from gdod.methods.torchjd.to_torchjd import ExactProjector, GDODAggregator, GDODWeighting
+from gdod.methods.torchjd import ExactProjector, GDODAggregator, GDODWeighting, as_method, torchjd_methods
 
 NEEDS_CVXPY = any(find_spec(name) is None for name in ("cvxpy", "ecos"))
 without_cvxpy = pytest.mark.skipif(NEEDS_CVXPY, reason='needs pip install "torchjd[nash_mtl]"')
@@ -426,7 +425,7 @@ def test_gdod_weighting_refuses() -> None:
 
 def test_every_recipe_has_its_name() -> None:
     from gdod.methods.torchjd import NAMES
-    from gdod.methods.torchjd.from_torchjd import RECIPES
+    from gdod.methods.torchjd.by_name import RECIPES
 
     assert tuple(RECIPES) == NAMES
 
