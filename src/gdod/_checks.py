@@ -47,8 +47,12 @@ def check_number(
     """Raise unless the value is a finite number within the bounds that are given."""
     bounds = [("of at least", at_least, ge), ("above", above, gt), ("of at most", at_most, le), ("below", below, lt)]
     given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not (number and all(holds(value, bound) for _, bound, holds in given)):
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not all(holds(value, bound) for _, bound, holds in given)
+    ):
         expected = " and".join(f" {words} {bound:g}" for words, bound, _ in given)
         raise InputError(f"{name}={value!r}; expected a number{expected}")
 

@@ -1,7 +1,7 @@
-"""What goes into a model and what comes out: the fields of an example, a batch of them, the tasks.
+"""The description of a model's input and output: the fields of an example, a batch of examples, the tasks.
 
-A schema is a pure description. How a table of text and numbers becomes ids is no matter of the
-models; they ask for ids from 1 on, with 0 kept for "missing or never seen".
+A schema says nothing about how a table of text and numbers becomes ids. Models take ids from 1 on, with 0
+for "missing or never seen".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: tuple[Kind, ...] = ("binary", "regression", "multiclass")
 
 @dataclass(frozen=True)
 class Categorical:
-    """One id an example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
+    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
 
     name: str
     cardinality: int
@@ -36,15 +36,17 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Numeric:
-    """One number an example, already brought to a scale near 1."""
+    """A field with one number for each example, already brought to a scale near 1."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """A list of ids an example, each 1 to ``cardinality``, filled up with 0. Their vectors are
-    averaged; an empty list gives a zero vector."""
+    """A field with a list of ids for each example, each 1 to ``cardinality``, filled up with 0.
+
+    The vectors of the ids are averaged; an empty list gives a zero vector.
+    """
 
     name: str
     cardinality: int
@@ -55,7 +57,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted: a probability, a number, or one of ``classes``."""
+    """A task of a model: to predict a probability, a number, or one of ``classes``."""
 
     name: str
     kind: Kind = "binary"
@@ -74,12 +76,12 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Numbers that a tower gives for an example."""
+        """Return how many numbers a model gives for one example of this task."""
         return self.classes or 1
 
 
 class Batch(NamedTuple):
-    """The input of a model, its columns in the order of the schema. `Schema.batch` makes one."""
+    """The input of a model: B examples, their fields in the order of the schema. `Schema.batch` makes one."""
 
     categorical: Tensor  # [B, F] int64
     numeric: Tensor  # [B, G] floating point
@@ -90,7 +92,7 @@ class Batch(NamedTuple):
         return len(self.categorical)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return self._replace(
             categorical=self.categorical.to(device),
             numeric=self.numeric.to(device),
@@ -98,7 +100,7 @@ class Batch(NamedTuple):
         )
 
     def take(self, examples: Tensor | slice) -> Self:
-        """Some examples, chosen by index or by slice."""
+        """Return a batch of some of the examples, chosen by index or by slice."""
         return self._replace(
             categorical=self.categorical[examples],
             numeric=self.numeric[examples],
@@ -108,7 +110,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, init=False)
 class Schema:
-    """The fields of an example, for instance
+    """The fields of an example, for instance:
 
     Schema(
         categorical=[Categorical("city", 50)],
@@ -141,14 +143,14 @@ class Schema:
         return tuple(field.name for field in fields)
 
     def batch(self, columns: Mapping[str, Tensor]) -> Batch:
-        """Puts named columns in order: [B] for single fields, [B, L] for sequences.
+        """Return a batch of named columns: [B] for categorical and numeric fields, [B, L] for sequences.
 
         Columns that the schema does not name are left out.
         """
         if missing := [name for name in self.names if name not in columns]:
             raise InputError(
                 f"the columns {', '.join(map(repr, missing))} are missing; "
-                f"found {', '.join(map(repr, columns)) or 'none'}"
+                f"the columns given are {', '.join(map(repr, columns)) or 'none'}"
             )
         import torch
 
@@ -167,6 +169,7 @@ class Schema:
 
 
 def check_tasks(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Return the tasks as a tuple, and raise if there is none or two have the same name."""
     tasks = _all(Task, tasks)
     if not tasks:
         raise InputError("there is no task; give at least one, e.g. [Task('click')]")
@@ -175,11 +178,11 @@ def check_tasks(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _all(kind: type[T], items: Iterable[T]) -> tuple[T, ...]:
-    found = tuple(items)
-    for item in found:
+    checked = tuple(items)
+    for item in checked:
         if not isinstance(item, kind):
-            raise InputError(f"found {item!r} where {kind.__name__}(...) was expected")
-    return found
+            raise InputError(f"{item!r} was given where {kind.__name__}(...) was expected")
+    return checked
 
 
 def _check_names(what: str, names: tuple[str, ...]) -> None:

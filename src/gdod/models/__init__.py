@@ -35,10 +35,14 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **options: Any) -> Model:
-    """A model by its name, with weights from the seed: `build("mmoe", schema, tasks, experts=4)`.
+    """Return a new model by its name: `build("mmoe", schema, tasks, experts=4)`.
 
-    Options are the fields of the model's config. torch's own random numbers go on as if nothing had
-    been drawn.
+    Args:
+        name: a name in `MODELS`.
+        schema: the fields of an example.
+        tasks: what the model predicts.
+        seed: where the weights' random numbers start. torch's own go on as if nothing had been drawn.
+        options: fields of the model's config.
     """
     check_choice("model", name, MODELS)
     kind = MODELS[name]
