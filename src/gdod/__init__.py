@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         MGDA,
         CAGrad,
         Decomposition,
-        GDODAggregator,
-        GDODWeighting,
         GradNorm,
         GradReg,
         Gram,
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
         decompositions,
         method,
     )
+    from gdod.methods.torchjd import GDODAggregator, GDODWeighting
 
 __all__ = [
     "GDOD",
@@ -71,13 +70,11 @@ __all__ = [
     "models",
 ]
 
+# Where names are that are not of gdod.methods.
 _PLACES = {
-    "Accumulation": "_backward",
-    "Info": "_backward",
-    "InputError": "errors",
-    "MixingWarning": "errors",
-    "NonFiniteInputError": "errors",
-    "backward": "_backward",
+    "_backward": ("Accumulation", "Info", "backward"),
+    "methods.torchjd": ("GDODAggregator", "GDODWeighting"),
+    "errors": ("InputError", "MixingWarning", "NonFiniteInputError"),
 }
 
 
@@ -91,7 +88,8 @@ def __getattr__(name: str) -> object:
             ) from error
     if name not in __all__:
         raise AttributeError(f"module 'gdod' has no attribute {name!r}")
-    value = getattr(import_module(f"gdod.{_PLACES.get(name, 'methods')}"), name)
+    place = next((place for place, names in _PLACES.items() if name in names), "methods")
+    value = getattr(import_module(f"gdod.{place}"), name)
     globals()[name] = value
     return value
 

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from operator import ge, gt, le, lt
 
 from gdod.errors import InputError
 
@@ -39,29 +38,21 @@ def check_number(
     name: str,
     value: object,
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    below: float = math.inf,
 ) -> None:
-    """Raise unless the value is a finite number within the bounds that are given."""
-    bounds = [("of at least", at_least, ge), ("above", above, gt), ("of at most", at_most, le), ("below", below, lt)]
-    given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or not all(holds(value, bound) for _, bound, holds in given)
-    ):
-        expected = " and".join(f" {words} {bound:g}" for words, bound, _ in given)
+    """Raise unless the value is a finite number within the bounds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (at_least <= float(value) <= at_most and above < float(value) < below):  # type: ignore[arg-type]
+        bounds = {"of at least": at_least, "above": above, "of at most": at_most, "below": below}
+        expected = " and".join(f" {words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
         raise InputError(f"{name}={value!r}; expected a number{expected}")
 
 
 def version_problem(package: str, installed: str, tested: str) -> str | None:
-    """Return what is wrong and what to do if the installed version is not of the tested release, else None.
-
-    A build such as 2.13.0+cpu is of the release "2.13".
-    """
+    """Return what is wrong and what to do if an installed version is not of the tested release ("2.13"), else None."""
     if re.match(re.escape(tested) + r"(?!\d)", installed):
         return None
     return (

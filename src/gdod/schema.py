@@ -6,7 +6,7 @@ for "missing or never seen".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
@@ -24,35 +24,31 @@ KINDS: tuple[Kind, ...] = ("binary", "regression", "multiclass")
 
 
 @dataclass(frozen=True)
-class Categorical:
-    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
-
+class _Field:
     name: str
+
+
+@dataclass(frozen=True)
+class _IdField(_Field):
     cardinality: int
 
     def __post_init__(self) -> None:
         check_positive(f"cardinality of {self.name!r}", self.cardinality)
 
 
-@dataclass(frozen=True)
-class Numeric:
+class Categorical(_IdField):
+    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
+
+
+class Numeric(_Field):
     """A field with one number for each example, already brought to a scale near 1."""
 
-    name: str
 
-
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(_IdField):
     """A field with a list of ids for each example, each 1 to ``cardinality``, filled up with 0.
 
     The vectors of the ids are averaged; an empty list gives a zero vector.
     """
-
-    name: str
-    cardinality: int
-
-    def __post_init__(self) -> None:
-        check_positive(f"cardinality of {self.name!r}", self.cardinality)
 
 
 @dataclass(frozen=True)
@@ -93,19 +89,15 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch on another device."""
-        return self._replace(
-            categorical=self.categorical.to(device),
-            numeric=self.numeric.to(device),
-            sequences=tuple(ids.to(device) for ids in self.sequences),
-        )
+        return self._each(lambda values: values.to(device))
 
     def take(self, examples: Tensor | slice) -> Self:
         """Return a batch of some of the examples, chosen by index or by slice."""
-        return self._replace(
-            categorical=self.categorical[examples],
-            numeric=self.numeric[examples],
-            sequences=tuple(ids[examples] for ids in self.sequences),
-        )
+        return self._each(lambda values: values[examples])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        sequences = tuple(change(ids) for ids in self.sequences)
+        return self._replace(categorical=change(self.categorical), numeric=change(self.numeric), sequences=sequences)
 
 
 @dataclass(frozen=True, init=False)
@@ -138,8 +130,8 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        fields: tuple[Categorical | Numeric | Sequence, ...]
-        fields = (*self.categorical, *self.numeric, *self.sequences)
+        """Return the names of all fields: categorical, numeric, sequences."""
+        fields: tuple[_Field, ...] = (*self.categorical, *self.numeric, *self.sequences)
         return tuple(field.name for field in fields)
 
     def batch(self, columns: Mapping[str, Tensor]) -> Batch:

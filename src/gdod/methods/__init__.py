@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdod._checks import check_choice
 from gdod.errors import InputError
-from gdod.methods import decompositions, torchjd
+from gdod.methods import decompositions
 from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
@@ -18,9 +18,6 @@ from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
 from gdod.methods.torchjd import as_method, torchjd_methods
 from gdod.methods.uncertainty import Uncertainty
-
-if TYPE_CHECKING:
-    from gdod.methods.torchjd import GDODAggregator, GDODWeighting
 
 METHODS: dict[str, Callable[..., Method]] = {
     "sum": Sum,
@@ -58,21 +55,12 @@ def method(name: str, **options: Any) -> Method:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 
-def __getattr__(name: str) -> object:
-    """Load what is built on torchjd when it is first used."""
-    if name not in ("GDODAggregator", "GDODWeighting"):
-        raise AttributeError(f"module 'gdod.methods' has no attribute {name!r}")
-    return getattr(torchjd, name)
-
-
 __all__ = [
     "GDOD",
     "METHODS",
     "MGDA",
     "CAGrad",
     "Decomposition",
-    "GDODAggregator",
-    "GDODWeighting",
     "GradNorm",
     "GradReg",
     "Gram",

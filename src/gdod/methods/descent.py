@@ -17,12 +17,7 @@ _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's β₁, β₂ and ε
 
 
 class Descent:
-    """SGD or Adam for a vector with one number for each task.
-
-    Args:
-        optimizer: "adam" or "sgd".
-        lr: the learning rate.
-    """
+    """An optimizer, "adam" or "sgd", for a vector with one number for each task."""
 
     def __init__(self, optimizer: str, lr: float) -> None:
         check_choice("optimizer", optimizer, ("adam", "sgd"))

@@ -159,10 +159,7 @@ class _Problem:
         return [p - push * y for p, y in zip(shortest, inside, strict=True)], True
 
     def bordered(self, support: list[int]) -> tuple[Matrix, Vector, float]:
-        """Return R + a aᵀ, a and ‖shares‖, where a is the shares of the support at unit length.
-
-        The matrix is regular if the gradients are affinely independent.
-        """
+        """Return R + a aᵀ, regular if the gradients are affinely independent, a = shares / ‖shares‖, and ‖shares‖."""
         part = [self.shares[i] for i in support]
         size = math.sqrt(dot(part, part))
         unit = [a / size for a in part]
@@ -221,7 +218,6 @@ def _worst(values: Vector, slack: float, support: list[int], system: Callable[[l
 
 
 def spread(support: list[int], amounts: Vector, count: int) -> Vector:
-    """Return the amounts of all gradients from those of the support; the others are zero."""
     full = [0.0] * count
     for i, u in zip(support, amounts, strict=True):
         full[i] = u

@@ -35,14 +35,10 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **options: Any) -> Model:
-    """Return a new model by its name: `build("mmoe", schema, tasks, experts=4)`.
+    """Return a new model by its name in `MODELS`, with weights from the seed.
 
-    Args:
-        name: a name in `MODELS`.
-        schema: the fields of an example.
-        tasks: what the model predicts.
-        seed: where the weights' random numbers start. torch's own go on as if nothing had been drawn.
-        options: fields of the model's config.
+    `build("mmoe", schema, tasks, experts=4)`: options are the fields of the model's config. torch's own random
+    numbers go on as if nothing had been drawn.
     """
     check_choice("model", name, MODELS)
     kind = MODELS[name]

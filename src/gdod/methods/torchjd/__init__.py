@@ -58,13 +58,9 @@ def as_method(source: object, *, seed: int | torch.Generator | None = None, lr: 
     """Return a method that does what a torchjd weighting, aggregator or scalarizer does.
 
     A method of this library is returned as it is. The same torchjd object gives the same method again, with
-    what it has learned, unless a seed or a learning rate is given.
-
-    Args:
-        source: the torchjd object.
-        seed: where the random numbers of weightings and scalarizers start; 0 by default.
-        lr: the learning rate of scalarizers that have parameters (UW, IMTL-L), which are learned here with Adam;
-            0.025 by default. Do not give those parameters to an optimizer as well.
+    what it has learned, unless one of the options is given: ``seed``, where its random numbers start (0 by default),
+    or ``lr``, the learning rate of a scalarizer's own parameters (UW, IMTL-L; 0.025 by default). Those are learned
+    here with Adam; do not give them to an optimizer as well.
     """
     if isinstance(source, Method):
         return source

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from gdod.methods.descent import Descent, check_state, check_tasks
 from gdod.methods.generator import generator_of
 from gdod.methods.gram import Gram
 from gdod.methods.torchjd.object_state import load_module_state, module_state
-from gdod.methods.torchjd.parts import NashMTLWeighting, aggregation
+from gdod.methods.torchjd.parts import NashWeighting, aggregation
 
 # Losses from zero to this are lifted to it for scalarizers that divide by a loss or take its logarithm.
 _LEAST_LOSS = 1e-12
@@ -26,32 +25,28 @@ TAKE_ANY_FACTOR = (
     aggregation.MeanWeighting,
     aggregation.SumWeighting,
     aggregation.RandomWeighting,
-    NashMTLWeighting,
+    NashWeighting,
 )
 
 
-@dataclass(frozen=True)
-class AlreadyMade:
-    """A function that returns the same object for any number of tasks. Unlike a lambda it can be pickled."""
-
-    source: nn.Module
-
-    def __call__(self, tasks: int) -> nn.Module:
-        return self.source
+def already_made(source: nn.Module, tasks: int) -> nn.Module:
+    """Return the object itself. A `partial` of this is a ``make`` that can be pickled, unlike a lambda."""
+    return source
 
 
-class _Borrowed(Method):
+class Borrowed(Method):
     """A method around a torchjd object, which is made when the number of tasks is known.
 
     Args:
         make: make the torchjd object, from the number of tasks.
         seed: where the object's random numbers start.
-        title: how the method is shown; by default as the object is.
     """
 
-    def __init__(self, make: Callable[[int], nn.Module], seed: int | torch.Generator, title: str | None) -> None:
+    title: str | None = None
+    """How the method is shown, if not as the torchjd object is."""
+
+    def __init__(self, make: Callable[[int], nn.Module], seed: int | torch.Generator) -> None:
         self.make = make
-        self.title = title
         self.object: nn.Module | None = None
         self.tasks: int | None = None
         self.random_state = generator_of(seed).get_state()
@@ -89,15 +84,12 @@ class _Borrowed(Method):
         return f"torchjd:{self.title or self.object or self.make(2)}"
 
 
-class BorrowedWeighting(_Borrowed, TaskMethod):
+class BorrowedWeighting(Borrowed, TaskMethod):
     """A method that weighs the task gradients by a torchjd weighting.
 
     When all task gradients are zero the weighting is not asked, and remembers nothing of that step.
 
-    Args:
-        make: make the weighting, from the number of tasks.
-        seed: where the weighting's random numbers start.
-        title: how the method is shown; by default as the weighting is.
+    Args besides those of `Borrowed`:
         only_present: leave out tasks whose gradient is zero, as if there were only the others.
         unit_scale: divide all gradients by their mean length first, for weightings that promise not to
             depend on the scale, but hold constants such as 1e-8 against it.
@@ -109,12 +101,11 @@ class BorrowedWeighting(_Borrowed, TaskMethod):
         make: Callable[[int], nn.Module],
         *,
         seed: int | torch.Generator = 0,
-        title: str | None = None,
         only_present: bool = False,
         unit_scale: bool = False,
         times_tasks: bool = False,
     ) -> None:
-        super().__init__(make, seed, title)
+        super().__init__(make, seed)
         self.only_present = only_present
         self.unit_scale = unit_scale
         self.times_tasks = times_tasks
@@ -152,31 +143,21 @@ def _weigh(weighting: nn.Module, gram: Tensor) -> Tensor:
     return weights.detach().to(torch.float64)
 
 
-class BorrowedAcrossBatches(_Borrowed):
+class BorrowedAcrossBatches(Borrowed):
     """MoDo or SDMGrad, which take inner products between the gradients of independent mini-batches.
 
     Those mini-batches are the halves (MoDo) or thirds (SDMGrad) of the batch. MoDo's update is the mean over
     both, as in its equation 2.9b; SDMGrad's is that of the last third alone, as in its Algorithm 1. A batch of
     fewer examples is used whole, with its own inner products.
 
-    Args:
-        make: make the weighting, from the number of tasks.
-        seed: where the weighting's random numbers start.
-        title: how the method is shown; by default as the weighting is.
+    Args besides those of `Borrowed`:
         batches: 2 for MoDo, 3 for SDMGrad.
     """
 
     groups: int
 
-    def __init__(
-        self,
-        make: Callable[[int], nn.Module],
-        *,
-        batches: int,
-        seed: int | torch.Generator = 0,
-        title: str | None = None,
-    ) -> None:
-        super().__init__(make, seed, title)
+    def __init__(self, make: Callable[[int], nn.Module], *, batches: int, seed: int | torch.Generator = 0) -> None:
+        super().__init__(make, seed)
         self.groups = batches
 
     def weigh(self, gram: Gram) -> Weights:
@@ -193,7 +174,7 @@ class BorrowedAcrossBatches(_Borrowed):
         return Weights(rows)
 
 
-class BorrowedScalarizer(_Borrowed, LossMethod):
+class BorrowedScalarizer(Borrowed, LossMethod):
     """A method that weighs each loss by the derivative of a torchjd scalarizer with respect to it.
 
     The scalarizer's own parameters are learned here, with Adam. FAMO learns from how losses change by a step:
@@ -203,10 +184,7 @@ class BorrowedScalarizer(_Borrowed, LossMethod):
     A task without labels gets the factor 0, and its parameter stays; the scalarizer sees its last loss
     in the meantime, or the mean of the others if it had none yet.
 
-    Args:
-        make: make the scalarizer, from the number of tasks.
-        seed: where the scalarizer's random numbers start.
-        title: how the method is shown; by default as the scalarizer is.
+    Args besides those of `Borrowed`:
         lr: the learning rate of the scalarizer's parameters.
         window: how many calls stand for an epoch, for DWA, which compares epochs.
         positive: lift losses of zero a little above it.
@@ -217,12 +195,11 @@ class BorrowedScalarizer(_Borrowed, LossMethod):
         make: Callable[[int], nn.Module],
         *,
         seed: int | torch.Generator = 0,
-        title: str | None = None,
         lr: float = 0.025,
         window: int | None = None,
         positive: bool = False,
     ) -> None:
-        super().__init__(make, seed, title)
+        super().__init__(make, seed)
         if window is not None:
             check_positive("window", window)
         self.lr = lr

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gdod.errors import InputError
-from gdod.methods.base import Method, TaskMethod
+from gdod.methods.base import Method
 from gdod.methods.mgda import MGDA
-from gdod.methods.torchjd.borrowed import BorrowedAcrossBatches, BorrowedScalarizer, BorrowedWeighting
-from gdod.methods.torchjd.parts import PSDMatrix, Weighting, aggregation, scalarization
-from gdod.methods.torchjd.to_torchjd import ExactProjector
+from gdod.methods.torchjd.borrowed import Borrowed, BorrowedAcrossBatches, BorrowedScalarizer, BorrowedWeighting
+from gdod.methods.torchjd.parts import aggregation, scalarization
+from gdod.methods.torchjd.to_torchjd import ExactProjector, GDODWeighting
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Recipe:
 
     make: Callable[..., nn.Module]
     """Make the torchjd object, from the number of tasks and the options of its class."""
-    method: Callable[..., Method]
+    method: Callable[..., Borrowed]
     """Make the method, from a function that makes the torchjd object when the number of tasks is known."""
     own_options: tuple[str, ...] = ("seed",)
     """Which options are meant for the method and not for the torchjd object."""
@@ -37,8 +37,9 @@ class Recipe:
             raise ImportError(f"method {name!r} needs packages that are not installed: {error}") from error
         except ValueError as error:
             raise InputError(f"method {name!r}: {error}") from error
-        title = f"{name}({', '.join(f'{key}={value!r}' for key, value in theirs.items())})"
-        return self.method(make, title=title, **own)
+        method = self.method(make, **own)
+        method.title = f"{name}({', '.join(f'{key}={value!r}' for key, value in theirs.items())})"
+        return method
 
 
 def _for_any_tasks(kind: Callable[..., nn.Module], **defaults: Any) -> Callable[..., nn.Module]:
@@ -51,19 +52,8 @@ def _nash_mtl(tasks: int, **options: Any) -> nn.Module:
     return aggregation.NashMTL(tasks, **options).weighting if tasks > 1 else aggregation.SumWeighting()
 
 
-class _MethodWeighting(Weighting[PSDMatrix]):
-    """A method of this library as a torchjd weighting of the task gradients."""
-
-    def __init__(self, method: TaskMethod) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, stat: PSDMatrix, /) -> Tensor:
-        return self.method.weigh_tasks(stat)  # [K, K] -> [K]
-
-
 def _cr_mogm(tasks: int, **options: Any) -> nn.Module:
-    return aggregation.CRMOGMWeighting(_MethodWeighting(MGDA()), **options)
+    return aggregation.CRMOGMWeighting(GDODWeighting(tasks, MGDA()), **options)
 
 
 _mean_of_present = partial(BorrowedWeighting, only_present=True, times_tasks=True)

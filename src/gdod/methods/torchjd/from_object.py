@@ -4,6 +4,7 @@ What fits this engine is a function of the inner products of the task gradients,
 TrimmedMean and ExcessMTL look at single coordinates of the gradients, which this engine never forms.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,24 +12,8 @@ from torch import nn
 
 from gdod.errors import InputError
 from gdod.methods.base import Method
-from gdod.methods.torchjd.borrowed import (
-    TAKE_ANY_FACTOR,
-    AlreadyMade,
-    BorrowedAcrossBatches,
-    BorrowedScalarizer,
-    BorrowedWeighting,
-)
-from gdod.methods.torchjd.parts import (
-    Aggregator,
-    Composition,
-    GramianWeightedAggregator,
-    MatrixWeighting,
-    Scalarizer,
-    WeightedAggregator,
-    Weighting,
-    aggregation,
-    compute_gramian,
-)
+from gdod.methods.torchjd import borrowed
+from gdod.methods.torchjd.parts import Composed, MatrixWeighting, aggregation, compute_gramian, scalarization
 
 _ATTRIBUTE = "_gdod_method"  # where a torchjd object keeps the method made of it
 
@@ -46,34 +31,34 @@ def method_of(source: object, seed: int | torch.Generator | None, lr: float | No
 
 
 def _new_method(source: object, seed: int | torch.Generator, lr: float) -> Method:
-    if isinstance(source, Scalarizer):
-        return BorrowedScalarizer(AlreadyMade(source), seed=seed, lr=lr)
+    if isinstance(source, scalarization.Scalarizer):
+        return borrowed.BorrowedScalarizer(partial(borrowed.already_made, source), seed=seed, lr=lr)
     weighting = _weighting_in(source)
-    if isinstance(weighting, aggregation.MoDoWeighting):
-        return BorrowedAcrossBatches(AlreadyMade(weighting), seed=seed, batches=2)
-    if isinstance(weighting, aggregation.SDMGradWeighting):
-        return BorrowedAcrossBatches(AlreadyMade(weighting), seed=seed, batches=3)
-    return BorrowedWeighting(AlreadyMade(weighting), seed=seed)
+    make = partial(borrowed.already_made, weighting)
+    if isinstance(weighting, aggregation.MoDoWeighting | aggregation.SDMGradWeighting):
+        batches = 2 if isinstance(weighting, aggregation.MoDoWeighting) else 3
+        return borrowed.BorrowedAcrossBatches(make, batches=batches, seed=seed)
+    return borrowed.BorrowedWeighting(make, seed=seed)
 
 
-def _weighting_in(source: object) -> Weighting[Any]:
+def _weighting_in(source: object) -> aggregation.Weighting[Any]:
     """Return the weighting that an object consists of, or raise if it needs more than inner products."""
-    if isinstance(source, GramianWeightedAggregator):
+    if isinstance(source, aggregation.GramianWeightedAggregator):
         return _weighting_in(source.gramian_weighting)
-    if isinstance(source, WeightedAggregator):
+    if isinstance(source, aggregation.WeightedAggregator):
         return _weighting_in(source.weighting)
     if isinstance(source, aggregation.CRMOGMWeighting):
         _weighting_in(source.weighting)
         return source
-    if isinstance(source, Composition) and source.fn is compute_gramian:
+    if isinstance(source, Composed) and source.fn is compute_gramian:
         return _weighting_in(source.weighting)
-    fits = isinstance(source, (*TAKE_ANY_FACTOR, aggregation.MoDoWeighting, aggregation.SDMGradWeighting))
-    if isinstance(source, Aggregator | Composition | MatrixWeighting) and not fits:
+    fits = isinstance(source, (*borrowed.TAKE_ANY_FACTOR, aggregation.MoDoWeighting, aggregation.SDMGradWeighting))
+    if isinstance(source, aggregation.Aggregator | Composed | MatrixWeighting) and not fits:
         raise InputError(
             f"{source!r} needs the coordinates of the task gradients; this engine works with their inner products. "
             "Use torchjd's own autojac for it"
         )
-    if isinstance(source, Weighting):
+    if isinstance(source, aggregation.Weighting):
         return source
     raise InputError(
         f"method is {source!r}; expected a method such as gdod.GDOD(), gdod.method('pcgrad'), or a weighting, "

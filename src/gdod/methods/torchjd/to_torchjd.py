@@ -9,17 +9,17 @@ from gdod.methods import hull
 from gdod.methods.base import Method
 from gdod.methods.gdod import GDOD
 from gdod.methods.gram import Gram
-from gdod.methods.torchjd.parts import DualConeProjector, GramianWeightedAggregator, PSDMatrix, Weighting
+from gdod.methods.torchjd.parts import aggregation, linalg
 
 
-class ExactProjector(DualConeProjector):
+class ExactProjector(linalg.DualConeProjector):
     """Projects onto the dual cone of the gradients exactly, by active sets, without quadprog.
 
     It takes the place of torchjd's `QuadprogProjector`, which adds 1e-4 to the diagonal and takes gradients
     shorter than 0.01 for zero, also in torchjd itself: ``UPGrad(projector=ExactProjector())``.
     """
 
-    def __call__(self, U: Tensor, G: PSDMatrix) -> Tensor:
+    def __call__(self, U: Tensor, G: linalg.PSDMatrix) -> Tensor:
         units = hull.Units.of(G.detach().to("cpu", torch.float64).tolist())
         rows = U.detach().to("cpu", torch.float64).view(-1, len(G)).tolist()  # one or more of [K]
         projected = torch.tensor([self._project(units, row) for row in rows], dtype=torch.float64)
@@ -41,7 +41,7 @@ class ExactProjector(DualConeProjector):
         return "ExactProjector()"
 
 
-class GDODWeighting(Weighting[PSDMatrix]):
+class GDODWeighting(aggregation.Weighting[linalg.PSDMatrix]):
     """GDOD, or another method of this library, as a torchjd `Weighting`.
 
     For a matrix of losses [examples, tasks], such as torchjd's instance-wise multi-task learning uses:
@@ -65,7 +65,7 @@ class GDODWeighting(Weighting[PSDMatrix]):
         self.tasks = tasks
         self.method = GDOD() if method is None else method
 
-    def forward(self, stat: PSDMatrix, /) -> Tensor:
+    def forward(self, stat: linalg.PSDMatrix, /) -> Tensor:
         if stat.dim() != 2 or stat.shape[0] != stat.shape[1] or len(stat) == 0 or len(stat) % self.tasks:
             raise InputError(
                 f"the Gramian has shape {tuple(stat.shape)}; expected [N, N], N a multiple of tasks={self.tasks}"
@@ -91,7 +91,7 @@ class GDODWeighting(Weighting[PSDMatrix]):
         return f"GDODWeighting(tasks={self.tasks}, method={self.method!r})"
 
 
-class GDODAggregator(GramianWeightedAggregator):
+class GDODAggregator(aggregation.GramianWeightedAggregator):
     """`GDODWeighting` as an aggregator of Jacobians, for torchjd's `jac_to_grad`."""
 
     def __init__(self, tasks: int, method: Method | None = None) -> None:
