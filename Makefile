@@ -4,6 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
+FRESH_PIP := $(subst $(BIN),build/fresh/bin,$(PIP))
 
 .PHONY: help demo test test-all coverage lint format docs package bench
 
@@ -52,10 +53,17 @@ format: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# The wheel is built from the sdist. It is then tried in an environment that holds nothing else: the library
+# without extras, then the command line.
 package: $(READY)
-	rm -rf dist
-	$(BIN)/python -m build --no-isolation --quiet
-	$(BIN)/python tests/installing.py dist
+	rm -rf dist build/fresh
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) -m venv build/fresh
+	$(FRESH_PIP) dist/*.whl
+	cd build && fresh/bin/python -c 'from gdod import *; print(method("gdod"), models)'
+	cd build && fresh/bin/python ../examples/train.py
+	$(FRESH_PIP) "$$(echo dist/*.whl)[cli]"
+	cd build && fresh/bin/gdod --help
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step
