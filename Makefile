@@ -56,7 +56,7 @@ docs: $(READY)
 # The wheel is built from the sdist. It is then tried in an environment that holds nothing else: the library
 # without extras, then the command line.
 package: $(READY)
-	rm -rf dist build/fresh
+	rm -rf dist build src/*.egg-info  # a list of files from an earlier build would hide one that is missing now
 	$(BIN)/python -m build --no-isolation
 	$(PYTHON) -m venv build/fresh
 	$(FRESH_PIP) dist/*.whl
