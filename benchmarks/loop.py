@@ -64,7 +64,7 @@ class Measured:
 
 
 def part(count: int, missing: bool) -> MemoryPart:
-    """Random ids with a long tail, numbers and labels; ``missing``: a fifth of the labels is."""
+    """Return random ids with a long tail, numbers and labels; with ``missing``, a fifth of the labels is not there."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([field.cardinality for field in CENSUS.categorical])
     ids = (torch.rand(ROWS, len(sizes), generator=generator) ** 2 * sizes).int() + 1
@@ -171,7 +171,7 @@ def measure(count: int, missing: bool, seconds: float) -> Measured:
 
 
 def together(pairs: list[tuple[float, float]]) -> float:
-    """All blocks of one loop over all of the other, without pairs in which the machine did something else."""
+    """Return one loop's time over the other's, all blocks together, without pairs in which the machine was busy."""
     limits = [3 * statistics.median(times) for times in zip(*pairs, strict=True)]
     kept = [pair for pair in pairs if pair[0] < limits[0] and pair[1] < limits[1]]
     return sum(other for _, other in kept) / sum(base for base, _ in kept)
