@@ -1,7 +1,6 @@
-"""Finds a file of a published data set: as it is, compressed, or still inside the archive it came in."""
+"""Find the files of a published data set: as they are, compressed, or still inside the archive they came in."""
 
 import gzip
-import hashlib
 import io
 import shutil
 import tarfile
@@ -17,28 +16,29 @@ from gdod.data.preparing.cache import cache_folder, hash_files
 from gdod.errors import InputError
 
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError)
-"""What the standard library raises for archives that are cut short or corrupt."""
+"""The errors that the standard library raises for archives that are cut short or corrupt."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A file on disk, and the way to the wanted one inside of it."""
+    """A file of a data set: itself on disk, or a member of an archive there."""
 
     path: Path
-    inside: tuple[str, ...] = ()  # members of archives, from the outermost on
+    inside: tuple[str, ...] = ()
+    """Names of members of archives, from the outermost on."""
 
     def __str__(self) -> str:
         return ":".join((str(self.path), *self.inside))
 
     @property
     def short(self) -> str:
-        """Without the folder, for notes that travel with the data."""
+        """The name without the folder, for notes that travel with the data."""
         return ":".join((self.path.name, *self.inside))
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The wanted file's own bytes; damage on the way to them is told with the file's name."""
-        with damage_told(str(self)), ExitStack() as opened:
+        """Open the file for reading, unpacked; damage is an `InputError` with the file's name."""
+        with explain_damage(str(self)), ExitStack() as opened:
             stream: IO[bytes] = opened.enter_context(self.path.open("rb"))
             for member in self.inside:
                 stream = _open_member(stream, member, opened)
@@ -56,7 +56,8 @@ class Published:
 
 
 @contextmanager
-def damage_told(name: str) -> Iterator[None]:
+def explain_damage(name: str) -> Iterator[None]:
+    """Turn errors of damaged archives into an `InputError` that names the file and says what to do."""
     try:
         yield
     except DAMAGE as error:
@@ -66,37 +67,73 @@ def damage_told(name: str) -> Iterator[None]:
 
 
 def downloads_folder(name: str) -> Path:
-    """Where the files of a data set with a name are put, and looked for if no folder is given."""
+    """Return the folder where the files of a data set are put, and looked for if no folder is given."""
     return cache_folder(None) / "downloads" / name
 
 
-def find_all(name: str, folder: Path | None, files: Iterable[str], archives: Sequence[str]) -> dict[str, Published]:
-    """The files of the data set ``name``, in the given folder or where downloads are put."""
-    if folder is None:
-        folder = downloads_folder(name)
-        if not folder.is_dir():
-            raise InputError(
-                f"the files of the data set {name!r} are not in {folder}; run `gdod data download {name}`, "
-                "or name the folder that holds them"
-            )
-    return {file: find(folder, file, archives) for file in files}
+class PublishedSet:
+    """Base class of the data sets that are read from files their owners publish."""
+
+    name: str
+    files: tuple[str, ...]
+    """Names of the files that are read."""
+    archives: tuple[str, ...]
+    """Names of the archives that may hold them."""
+
+    def find(self, folder: Path | None, files: Iterable[str] | None = None) -> dict[str, Published]:
+        """Return the files (by default all) by name, from the given folder or where downloads are put."""
+        if folder is None:
+            folder = downloads_folder(self.name)
+            if not folder.is_dir():
+                raise InputError(
+                    f"the files of the data set {self.name!r} are not in {folder}; run `gdod data download "
+                    f"{self.name}`, or name the folder that holds them"
+                )
+        return {file: find(folder, file, self.archives) for file in files or self.files}
+
+    def is_here(self, folder: Path | None = None, file: str | None = None) -> bool:
+        """Return whether `read` would find its files, or the one named ``file``."""
+        try:
+            self.find(folder, None if file is None else [file])
+        except (InputError, OSError):  # not there, or damaged, or not to be read
+            return False
+        return True
+
+    def hashes(self, folder: Path | None) -> str:
+        """Return the hashes of the files on disk, each once, separated by spaces."""
+        return " ".join(hash_files(sorted({file.path for file in self.find(folder).values()}), cache_folder(None)))
 
 
-def hashes(files: Iterable[Published]) -> str:
-    """Of the files on disk, each once."""
-    return " ".join(hash_files(sorted({file.path for file in files}), cache_folder(None)))
+@dataclass(frozen=True)
+class BadRows:
+    """Lines of a file that were left out."""
+
+    count: int
+    first: int | None
+    """The number of the first such line, from 1 on."""
+    reason: str
+
+
+def reading_notes(file: Published, rows: int, published: int, bad: BadRows) -> list[str]:
+    """Return notes on bad rows, and on a number of rows that differs from the published one."""
+    notes = []
+    if bad.count:
+        notes.append(f"{file.short}: left out {bad.count:,} bad rows ({bad.reason}; the first is line {bad.first})")
+    if rows != published:
+        notes.append(f"{file.short}: {rows:,} rows; as published there are {published:,}")
+    return notes
 
 
 def find(folder: Path, name: str, archives: Sequence[str]) -> Published:
-    """Looks for ``name`` and ``name.gz`` in the folder, one folder below, and in the named archives."""
+    """Look for ``name`` and ``name.gz`` in the folder, one folder below, and in the named archives."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected the folder that holds {name}")
     wanted = (name, f"{name}.gz")
     for pattern in ("{}", "*/{}"):
         for each in wanted:
             # A folder may hold copies; the first by name, so that the choice is always the same.
-            if found := sorted(path for path in folder.glob(pattern.format(each)) if path.is_file()):
-                return Published(found[0])
+            if copies := sorted(path for path in folder.glob(pattern.format(each)) if path.is_file()):
+                return Published(copies[0])
     for archive in archives:
         if (path := folder / archive).is_file() and (inside := _look_inside(path, wanted)):
             return Published(path, inside)
@@ -105,18 +142,13 @@ def find(folder: Path, name: str, archives: Sequence[str]) -> Published:
     )
 
 
-def digest(path: Path, kind: str = "sha256") -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, kind).hexdigest()
-
-
 def is_tar(name: str) -> bool:
     return name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def _look_inside(path: Path, wanted: Sequence[str]) -> tuple[str, ...] | None:
-    """The way to the first wanted name, in the archive or in an archive inside of it."""
-    with damage_told(str(path)), ExitStack() as opened:
+    """Return the members that lead to the first wanted name, in the archive or in a tar inside of it."""
+    with explain_damage(str(path)), ExitStack() as opened:
         stream = opened.enter_context(path.open("rb"))
         names = _names(stream)
         for name in names:
@@ -130,7 +162,7 @@ def _look_inside(path: Path, wanted: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _names(stream: IO[bytes]) -> list[str]:
-    if _is_zip(stream):
+    if is_zip(stream):
         with zipfile.ZipFile(stream) as archive:
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
     with tarfile.open(fileobj=stream) as tar:
@@ -138,7 +170,7 @@ def _names(stream: IO[bytes]) -> list[str]:
 
 
 def _open_member(stream: IO[bytes], member: str, opened: ExitStack) -> IO[bytes]:
-    if _is_zip(stream):
+    if is_zip(stream):
         content = opened.enter_context(opened.enter_context(zipfile.ZipFile(stream)).open(member))
         # A tar is read back and forth, which is slow in a zip's own stream.
         return io.BytesIO(content.read()) if is_tar(member) else content
@@ -148,7 +180,8 @@ def _open_member(stream: IO[bytes], member: str, opened: ExitStack) -> IO[bytes]
     return file
 
 
-def _is_zip(stream: IO[bytes]) -> bool:
+def is_zip(stream: IO[bytes]) -> bool:
+    """Return whether a stream begins as a zip does; afterwards the stream is at its start."""
     stream.seek(0)
     start = stream.read(2)
     stream.seek(0)
