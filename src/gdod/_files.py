@@ -38,6 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write plain values as JSON, the whole file or none of it; nan and infinity are refused."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -101,7 +102,7 @@ def remove_parts(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--out") -> None:
     """Raise unless the folder, or the place where it is going to be, can be written to: before any work is done."""
     place = _existing(folder)
     probe = place / f".probe.{uuid.uuid4().hex[:8]}.part"
@@ -113,17 +114,18 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         with suppress(OSError):
             probe.unlink()
-        raise InputError(
-            f"the folder {folder} cannot be written to: {error.strerror}; choose another with --out"
-        ) from error
+        reason = f"the folder {folder} cannot be written to: {error.strerror}"
+        raise InputError(f"{reason}; choose another with {option}") from error
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, or raise an error that says what to do."""
+def make_folder(folder: Path, option: str = "--out") -> None:
+    """Make a folder and those above it; if that fails, the error names the option to choose another with."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --out") from error
+        raise InputError(
+            f"the folder {folder} cannot be made: {error.strerror}; choose another with {option}"
+        ) from error
 
 
 def check_space(folder: Path, needed: int) -> None:

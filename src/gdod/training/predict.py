@@ -85,7 +85,7 @@ def predict_file(
     rows, known = 0, _Known(run, columns)
     with whole(out) as part, closing(_writer(part, out)) as writer:
         writer.write(empty)  # a table without rows has columns, too
-        for chunk in read_chunks(files, run.encoder.table.file, columns):
+        for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
             found = _predictions(run, chunk, batch, known)
             writer.write(pl.concat([chunk.frame.select(keep), found], how="horizontal") if keep else found)
             rows += len(found)
@@ -98,13 +98,14 @@ def evaluate_file(
 ) -> dict[str, Any]:
     """Metrics on a table with labels: {"rows", "tasks", "mean_auc", "notes"}."""
     files = find_files(table)
-    names = columns_of(files, run.encoder.table.file)
+    names = columns_of(files, run.encoder.table_schema.file)
     columns, notes = _columns(run, files, ())
     _check_labels(run, names, str(table))
-    needed = {*run.encoder.table.labels, *(one.when for one in run.encoder.table.labels.values()), _weight(run)}
+    labels = run.encoder.table_schema.labels
+    needed = {*labels, *(one.when for one in labels.values()), _weight(run)}
     columns = [*columns, *(name for name in names if name in needed and name not in columns)]
     known = _Known(run, columns)
-    found = _metrics(run, read_chunks(files, run.encoder.table.file, columns), batch, told, known)
+    found = _metrics(run, read_chunks(files, run.encoder.table_schema.file, columns), batch, told, known)
     return {**found, "notes": [*notes, *known.notes(_place(files))]}
 
 
@@ -119,7 +120,7 @@ def prediction_columns(run: Run) -> tuple[str, ...]:
 
 def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The columns to read, and notes on those that are not there."""
-    found = columns_of(files, run.encoder.table.file)
+    found = columns_of(files, run.encoder.table_schema.file)
     where = _place(files)
     notes = _check_columns(run, found, where)
     if absent := [name for name in keep if name not in found]:
@@ -130,16 +131,16 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
         raise InputError(
             f"--keep {sorted(both)[0]!r} has the name of a task, whose column holds predictions; rename it"
         )
-    features = [name for name in run.encoder.table.features if name in found]
+    features = [name for name in run.encoder.table_schema.features if name in found]
     return [*features, *(name for name in keep if name not in features)], notes
 
 
 def _check_columns(run: Run, found: Sequence[str], where: str) -> tuple[str, ...]:
-    features = run.encoder.table.features
+    features = run.encoder.table_schema.features
     absent = [name for name in features if name not in found]
     if len(absent) == len(features):
         raise InputError(f"{where} has none of the columns {listed(features)}; it has {listed(found)}")
-    others = [name for name in found if name not in run.encoder.table.columns]
+    others = [name for name in found if name not in run.encoder.table_schema.columns]
     unused = f" (not used: {listed(others)})" if others else ""
     return tuple(
         f"{where} has no column {name!r}{nearest(name, others) or unused}; it counts as missing in every row"
@@ -176,21 +177,21 @@ class _Known:
 
 
 def _check_labels(run: Run, found: Sequence[str], where: str) -> None:
-    if not any(name in found for name in run.encoder.table.labels):
-        names = ", ".join(map(repr, run.encoder.table.labels))
+    if not any(name in found for name in run.encoder.table_schema.labels):
+        names = ", ".join(map(repr, run.encoder.table_schema.labels))
         raise InputError(f"{where} has no label; expected at least one of the columns {names}")
 
 
 def _weight(run: Run) -> str | None:
-    return run.encoder.table.weight if run.config.weighted_metrics else None
+    return run.encoder.table_schema.weight if run.config.weighted_metrics else None
 
 
 def _encoded(run: Run, chunk: Chunk, known: _Known | None, *, labels: bool) -> MemoryPart:
     encoder = run.encoder
-    encoded = encoder.encoded(chunk.frame, chunk.origin, labels=labels)
+    encoded = encoder.encode_frame(chunk.frame, chunk.origin, labels=labels)
     if known is not None:
         known.look(chunk, encoded)
-    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table.labels))
+    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table_schema.labels))
 
 
 def _predictions(run: Run, chunk: Chunk, batch: int, known: _Known | None = None) -> pl.DataFrame:

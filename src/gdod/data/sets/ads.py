@@ -25,7 +25,7 @@ import polars as pl
 import yaml
 
 from gdod.data.sets.options import Options
-from gdod.data.sets.source import RawTables
+from gdod.data.sets.source import RawTables, Source
 from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
 
@@ -67,6 +67,7 @@ class AdsOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> "AdsOptions":
+        """Return the given options, checked, with defaults for the others."""
         given = Options("ads", options)
         made = cls(
             rows=given.whole("rows", cls.rows),
@@ -262,7 +263,7 @@ def _auc(labels: pl.Series, scores: pl.Series) -> float | None:
     return (float(ranks.sum()) - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-class SimulatedAds:
+class SimulatedAds(Source):
     """The simulated data set. Its options are those of `AdsOptions`."""
 
     name = "ads"
@@ -272,8 +273,7 @@ class SimulatedAds:
         return table_schema(AdsOptions.of(options))
 
     def is_here(self, folder: Path | None = None, file: str | None = None) -> bool:
-        """Return True: it needs no files."""
-        return True
+        return True  # it needs no files
 
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         chosen = AdsOptions.of(options)

@@ -9,20 +9,18 @@ import hashlib
 import io
 import re
 import shutil
-import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from gdod._files import digest
-from gdod.data.sets.published import explain_damage, is_tar, is_zip
+from gdod._files import check_writable, digest, make_folder
+from gdod.data.sets.archives import explain_damage, is_tar, members
 from gdod.errors import InputError
 
 Progress = Callable[[int, int | None], None]
@@ -94,7 +92,8 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
         progress: called after every piece.
         pause: seconds before the second attempt, doubled before each further one.
     """
-    _make(folder)
+    make_folder(folder, "--folder")
+    check_writable(folder, "--folder")
     path, part = folder / wanted.name, folder / f"{wanted.name}.part"
     if path.exists():
         known = _as_told_before(wanted, folder)
@@ -140,15 +139,6 @@ def _remember(wanted: Download, folder: Path) -> None:
 
 def _note(wanted: Download, folder: Path) -> Path:
     return folder / f"{wanted.name}.sha256"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"nothing can be put into {folder}: {error.strerror}; choose another with --folder") from error
 
 
 def _accept(wanted: Download, path: Path, folder: Path) -> None:
@@ -257,35 +247,18 @@ def _check_member(archive: Path, work: Path, unpacked: list[Path], name: str, sh
 
 
 def _unpack(archive: Path, name: str, folder: Path) -> list[Path]:
-    with archive.open("rb") as stream:
-        return _unzip(stream, name, folder) if is_zip(stream) else _untar(stream, name, folder)
-
-
-def _unzip(stream: IO[bytes], name: str, folder: Path) -> list[Path]:
-    with zipfile.ZipFile(stream) as archive:
-        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-        targets = [_inside(folder, entry.filename, name) for entry in entries]
-        for entry in entries:
-            # The upper half of these bits is the Unix mode; 0xA000 marks a link.
-            if (entry.external_attr >> 16) & 0xF000 == 0xA000:
-                raise InputError(f"{name} holds a link, {entry.filename!r}; it is not unpacked")
-        _check_size(name, sum(entry.file_size for entry in entries))
-        for entry, target in zip(entries, targets, strict=True):
-            with archive.open(entry) as content:
-                _write(content, target)
-        return targets
-
-
-def _untar(stream: IO[bytes], name: str, folder: Path) -> list[Path]:
-    with tarfile.open(fileobj=stream) as archive:
-        members = [member for member in archive.getmembers() if not member.isdir()]
-        targets = [_inside(folder, member.name, name) for member in members]
-        for member in members:
-            if not member.isfile():
-                raise InputError(f"{name} holds {member.name!r}, which is no plain file; it is not unpacked")
-        _check_size(name, sum(member.size for member in members))
-        for member, target in zip(members, targets, strict=True):
-            _write(archive.extractfile(member) or io.BytesIO(), target)
+    with archive.open("rb") as stream, ExitStack() as opened:
+        inside = members(stream, opened)
+        targets = [_inside(folder, member.name, name) for member in inside]
+        for member in inside:
+            if not member.plain:
+                raise InputError(f"{name} holds {member.name!r}, a link or no plain file; it is not unpacked")
+        if (size := sum(member.size for member in inside)) > LARGEST:
+            raise InputError(f"{name} unpacks to {size:,} bytes, more than {LARGEST:,}; it is not unpacked")
+        for member, target in zip(inside, targets, strict=True):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with member.open() or io.BytesIO() as content, target.open("wb") as written:
+                shutil.copyfileobj(content, written, PIECE)
         return targets
 
 
@@ -294,14 +267,3 @@ def _inside(folder: Path, member: str, archive: str) -> Path:
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or ":" in pure.parts[0]:
         raise InputError(f"{archive} holds {member!r}, which leads out of the folder; it is not unpacked")
     return folder.joinpath(*pure.parts)
-
-
-def _check_size(archive: str, size: int) -> None:
-    if size > LARGEST:
-        raise InputError(f"{archive} unpacks to {size:,} bytes, more than {LARGEST:,}; it is not unpacked")
-
-
-def _write(content: IO[bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as written:
-        shutil.copyfileobj(content, written, PIECE)

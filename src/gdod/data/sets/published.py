@@ -4,8 +4,6 @@ import gzip
 import io
 import shutil
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,10 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from gdod.data.preparing.cache import cache_folder, hash_files
+from gdod.data.sets.archives import Member, explain_damage, is_tar, members
+from gdod.data.sets.source import Source
 from gdod.errors import InputError
-
-DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError)
-"""The errors that the standard library raises for archives that are cut short or corrupt."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,8 @@ class Published:
         """Open the file for reading, unpacked; damage is an `InputError` with the file's name."""
         with explain_damage(str(self)), ExitStack() as opened:
             stream: IO[bytes] = opened.enter_context(self.path.open("rb"))
-            for member in self.inside:
-                stream = _open_member(stream, member, opened)
+            for name in self.inside:
+                stream = _open({member.name: member for member in members(stream, opened)}[name], opened)
             if (self.inside[-1] if self.inside else self.path.name).endswith(".gz"):
                 stream = cast(IO[bytes], opened.enter_context(gzip.GzipFile(fileobj=stream)))
             yield stream
@@ -55,23 +52,12 @@ class Published:
             shutil.copyfileobj(stream, written, 1 << 20)
 
 
-@contextmanager
-def explain_damage(name: str) -> Iterator[None]:
-    """Turn errors of damaged archives into an `InputError` that names the file and says what to do."""
-    try:
-        yield
-    except DAMAGE as error:
-        raise InputError(
-            f"{name} is cut short or corrupt ({error or type(error).__name__}); fetch it again from its owner"
-        ) from error
-
-
 def downloads_folder(name: str) -> Path:
     """Return the folder where the files of a data set are put, and looked for if no folder is given."""
     return cache_folder(None) / "downloads" / name
 
 
-class PublishedSet:
+class PublishedSet(Source):
     """Base class of the data sets that are read from files their owners publish."""
 
     name: str
@@ -92,7 +78,6 @@ class PublishedSet:
         return {file: find(folder, file, self.archives) for file in files or self.files}
 
     def is_here(self, folder: Path | None = None, file: str | None = None) -> bool:
-        """Return whether `read` would find its files, or the one named ``file``."""
         try:
             self.find(folder, None if file is None else [file])
         except (InputError, OSError):  # not there, or damaged, or not to be read
@@ -142,47 +127,25 @@ def find(folder: Path, name: str, archives: Sequence[str]) -> Published:
     )
 
 
-def is_tar(name: str) -> bool:
-    return name.endswith((".tar", ".tar.gz", ".tgz"))
-
-
 def _look_inside(path: Path, wanted: Sequence[str]) -> tuple[str, ...] | None:
     """Return the members that lead to the first wanted name, in the archive or in a tar inside of it."""
     with explain_damage(str(path)), ExitStack() as opened:
-        stream = opened.enter_context(path.open("rb"))
-        names = _names(stream)
-        for name in names:
-            if PurePosixPath(name).name in wanted:
-                return (name,)
-        for name in filter(is_tar, names):
-            for inner in _names(_open_member(stream, name, opened)):
-                if PurePosixPath(inner).name in wanted:
-                    return (name, inner)
+        outer = [member for member in members(opened.enter_context(path.open("rb")), opened) if member.plain]
+        for member in outer:
+            if PurePosixPath(member.name).name in wanted:
+                return (member.name,)
+        for member in outer:
+            if is_tar(member.name):
+                for inner in members(_open(member, opened), opened):
+                    if inner.plain and PurePosixPath(inner.name).name in wanted:
+                        return (member.name, inner.name)
     return None
 
 
-def _names(stream: IO[bytes]) -> list[str]:
-    if is_zip(stream):
-        with zipfile.ZipFile(stream) as archive:
-            return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-    with tarfile.open(fileobj=stream) as tar:
-        return [member.name for member in tar if member.isfile()]
-
-
-def _open_member(stream: IO[bytes], member: str, opened: ExitStack) -> IO[bytes]:
-    if is_zip(stream):
-        content = opened.enter_context(opened.enter_context(zipfile.ZipFile(stream)).open(member))
-        # A tar is read back and forth, which is slow in a zip's own stream.
-        return io.BytesIO(content.read()) if is_tar(member) else content
-    file = opened.enter_context(tarfile.open(fileobj=stream)).extractfile(member)  # noqa: SIM115
-    if file is None:
-        raise tarfile.ReadError(f"{member} is not a file")
-    return file
-
-
-def is_zip(stream: IO[bytes]) -> bool:
-    """Return whether a stream begins as a zip does; afterwards the stream is at its start."""
-    stream.seek(0)
-    start = stream.read(2)
-    stream.seek(0)
-    return start == b"PK"
+def _open(member: Member, opened: ExitStack) -> IO[bytes]:
+    stream = member.open()
+    if stream is None:
+        raise tarfile.ReadError(f"{member.name} is not a file")
+    opened.enter_context(stream)
+    # A tar is read back and forth, which is slow in a zip's own stream.
+    return io.BytesIO(stream.read()) if is_tar(member.name) else stream

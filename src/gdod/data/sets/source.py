@@ -28,25 +28,19 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The name that `gdod.data.load` knows it by."""
-        ...
 
     @property
     def title(self) -> str:
         """The name as people write it."""
-        ...
 
     def schema(self, options: Mapping[str, object]) -> TableSchema:
         """Return the schema of the tables without reading a file; raise for an unknown option."""
-        ...
 
     def is_here(self, folder: Path | None = None, file: str | None = None) -> bool:
         """Return whether `read` would find its files, or the one named ``file``. Without a folder: as downloaded."""
-        ...
 
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         """Read the tables from the files in ``folder``; without one, from where downloads are put."""
-        ...
 
     def fingerprint(self, folder: Path | None, options: Mapping[str, object]) -> str:
         """Return a text that changes with the content of the files, the options and this code's version."""
-        ...
