@@ -8,12 +8,19 @@ from difflib import get_close_matches
 from gdod.errors import InputError
 
 
+def check_whole(name: str, value: object, at_least: int, expected: str = "") -> None:
+    """Raise unless the value is an int of at least ``at_least``; ``expected`` says so in other words."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise InputError(f"{name}={value!r}; expected {expected or f'a whole number of at least {at_least}'}")
+
+
 def check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}={value!r}; expected a whole number of at least 1")
+    """Raise unless the value is an int of at least 1."""
+    check_whole(name, value, 1)
 
 
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise unless the value is one of the known names; the error lists them and names the nearest."""
     known = tuple(known)
     if value not in known:
         expected = ", ".join(map(repr, known))
@@ -28,7 +35,7 @@ def nearest(value: object, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Return the names in quotes, with commas, and at most so many of them."""
+    """Return the names in quotes, separated by commas; after ``most`` of them only the number of the others."""
     names = tuple(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + more

@@ -195,7 +195,7 @@ def test_tasks_of_other_kinds() -> None:
         }
     )
     encoder = Encoder(table, {"c": Vocabulary(["a"])}, {"x": Scaling()}, {"size": ("S", "M", "L")})
-    model = gdod.models.build("shared-bottom", encoder.schema, encoder.tasks)
+    model = gdod.models.build("shared-bottom", encoder.model_schema, encoder.tasks)
     run = Run(Folder(Path("nowhere")), tiny.config(), model, encoder, 0)
     frame = pl.DataFrame({"x": [0.0, 1.0], "c": ["a", "b"], "price": [1.0, 2.0], "size": ["S", "L"]})
     predicted = run.predict(frame)

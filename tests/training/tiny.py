@@ -64,7 +64,7 @@ def dataset(rows: int = 1200, validation: int = 300, test: int = 300, seed: int 
     whole = frame(rows + validation + test, seed)
     return Dataset(
         name="tiny",
-        schema=made.schema,
+        schema=made.model_schema,
         tasks=made.tasks,
         train=made.encode(whole[:rows]),
         validation=made.encode(whole[rows : rows + validation]),

@@ -150,6 +150,6 @@ def streamed(folder: Path, dataset: Dataset) -> Dataset:
     path = folder / "train.parquet"
     if not path.exists():  # made beforehand: ranks must not write it both
         writer = PartWriter(path, 50)
-        writer.write(tiny.encoder().encoded(tiny.frame(1350)[:1000], Origin()).frame)
+        writer.write(tiny.encoder().encode_frame(tiny.frame(1350)[:1000], Origin()).frame)
         writer.close()
     return replace(dataset, train=StreamPart(path, dataset.encoder, window=3))

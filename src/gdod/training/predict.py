@@ -77,7 +77,7 @@ def predict_file(
     make_folder(out.parent)
     rows, unseen = 0, _UnseenColumns(run, columns)
     with whole(out) as part, closing(_writer(part, out, empty)) as writer:
-        for chunk in read_chunks(files, run.encoder.table.file, columns):
+        for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
             predictions = _predictions(run, chunk, batch, unseen)
             writer.write(pl.concat([chunk.frame.select(keep), predictions], how="horizontal") if keep else predictions)
             rows += len(predictions)
@@ -95,7 +95,7 @@ def evaluate_file(
         batch: rows that go through the model at once.
         told: called with the number of rows done so far.
     """
-    files, schema = find_files(table), run.encoder.table
+    files, schema = find_files(table), run.encoder.table_schema
     columns, notes = _columns(run, files, ())
     there = columns_of(files, schema.file)
     _check_labels(run, there, str(table))
@@ -131,7 +131,7 @@ def _check_out(out: Path, files: Sequence[Path]) -> None:
 
 def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns to read, and notes on features that have none."""
-    there = columns_of(files, run.encoder.table.file)
+    there = columns_of(files, run.encoder.table_schema.file)
     where = _place(files)
     notes = _check_columns(run, there, where)
     if absent := [name for name in keep if name not in there]:
@@ -142,17 +142,17 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
         raise InputError(
             f"--keep {sorted(both)[0]!r} has the name of a task, whose column holds predictions; rename it"
         )
-    features = [name for name in run.encoder.table.features if name in there]
+    features = [name for name in run.encoder.table_schema.features if name in there]
     return [*features, *(name for name in keep if name not in features)], notes
 
 
 def _check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...]:
     """Return notes on features that have no column; raise an InputError if none has one."""
-    features = run.encoder.table.features
+    features = run.encoder.table_schema.features
     absent = [name for name in features if name not in there]
     if len(absent) == len(features):
         raise InputError(f"{where} has none of the columns {listed(features)}; it has {listed(there)}")
-    others = [name for name in there if name not in run.encoder.table.columns]
+    others = [name for name in there if name not in run.encoder.table_schema.columns]
     unused = f" (not used: {listed(others)})" if others else ""
     return tuple(
         f"{where} has no column {name!r}{nearest(name, others) or unused}; it counts as missing in every row"
@@ -161,8 +161,8 @@ def _check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...
 
 
 def _check_labels(run: Run, there: Sequence[str], where: str) -> None:
-    if not any(name in there for name in run.encoder.table.labels):
-        names = ", ".join(map(repr, run.encoder.table.labels))
+    if not any(name in there for name in run.encoder.table_schema.labels):
+        names = ", ".join(map(repr, run.encoder.table_schema.labels))
         raise InputError(f"{where} has no label; expected at least one of the columns {names}")
 
 
@@ -198,10 +198,10 @@ def _minibatches(
     run: Run, chunk: Chunk, batch: int, unseen: _UnseenColumns | None, *, labels: bool
 ) -> Iterator[Minibatch]:
     encoder = run.encoder
-    encoded = encoder.encoded(chunk.frame, chunk.origin, labels=labels)
+    encoded = encoder.encode_frame(chunk.frame, chunk.origin, labels=labels)
     if unseen is not None:
         unseen.look_at(chunk, encoded)
-    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table.labels)).batches(batch)
+    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table_schema.labels)).batches(batch)
 
 
 def _predictions(run: Run, chunk: Chunk, batch: int, unseen: _UnseenColumns | None = None) -> pl.DataFrame:

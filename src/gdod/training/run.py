@@ -164,7 +164,7 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         encoder = Encoder.from_json(read_json(folder.encoder, "how the run's tables become ids"))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
-    model = build(config.model.name, encoder.schema, encoder.tasks, seed=config.seed, **model_options(config))
+    model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))
     content = checkpoint.load(folder.best if weights == "best" else folder.last)
     try:
         model.load_state_dict(content["model"])
