@@ -1,4 +1,4 @@
-"""What is measured: a Shared-Bottom model, batches for it, and the cases around a centre."""
+"""The subject of the measurements: a Shared-Bottom model, batches for it, and the cases around a centre."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Rows of M: one per group and task."""
+        """The number of rows of M: one per group and task."""
         return min(self.groups, self.batch) * self.tasks
 
     @property
     def columns(self) -> int:
-        """Columns of M: the number of shared parameters."""
+        """The number of columns of M, which is that of the shared parameters."""
         bottom = TABLES * WIDTH * 256 + 256 + 256 * 32 + 32
         return TABLES * self.table_rows * WIDTH + bottom
 
@@ -45,7 +45,7 @@ class Case:
 
 
 def variations() -> list[Case]:
-    """The centre for two and six tasks, and each factor changed alone around it."""
+    """Return the centre for two and six tasks, and each factor changed alone around it."""
     changes: list[dict[str, Any]] = [
         {},
         {"groups": 4},
@@ -77,7 +77,7 @@ class SharedBottom(nn.Module):
         return list(self.towers.parameters())
 
     def forward(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """``ids`` [batch, tables] -> the shared features [batch, 32] and a logit [batch] a task."""
+        """Return the shared features [batch, 32] and a logit [batch] for each task, from ``ids`` [batch, tables]."""
         columns = zip(self.tables, ids.unbind(1), strict=True)
         features = self.bottom(torch.cat([table(column) for table, column in columns], dim=1))
         return features, [tower(features).squeeze(1) for tower in self.towers]
@@ -90,7 +90,7 @@ class Batch:
 
 
 def batches(case: Case, seed: int = 0) -> Iterator[Batch]:
-    """A few batches, over and over: enough that no step meets the ids of the step before."""
+    """Yield a few batches over and over: enough that no step meets the ids of the step before."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> Batch:
@@ -106,7 +106,7 @@ def batches(case: Case, seed: int = 0) -> Iterator[Batch]:
 
 
 def forward(model: SharedBottom, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """The shared features and each task's per-example losses [batch]."""
+    """Return the shared features and each task's per-example losses [batch]."""
     features, logits = model(batch.ids)
     pairs = zip(logits, batch.labels.unbind(1), strict=True)
     return features, [binary_cross_entropy_with_logits(logit, label, reduction="none") for logit, label in pairs]

@@ -55,7 +55,7 @@ class Measured:
 
 
 def write_books(path: Path, rows: int) -> None:
-    """Ratings of books: ids with a long tail, text, numbers with gaps, two labels."""
+    """Write a table of book ratings: ids with a long tail, text, numbers with gaps, two labels."""
     draw = np.random.default_rng(0)
     with path.open("wb") as file:
         for first in range(0, rows, CHUNK):
@@ -79,7 +79,7 @@ def _books(draw: np.random.Generator, rows: int) -> pl.DataFrame:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, float]:
-    """A peak never comes down again in the process that had it, so each is measured in a new one."""
+    """Return what `run_child` measures in a new process; in an old one an earlier peak would hide this one."""
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks.data", "--child", json.dumps(order)],
         cwd=Path(__file__).parent.parent,
@@ -87,28 +87,28 @@ def in_child(order: dict[str, Any]) -> dict[str, float]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    found: dict[str, float] = json.loads(child.stdout)
-    return found
+    measured: dict[str, float] = json.loads(child.stdout)
+    return measured
 
 
 def run_child(order: dict[str, Any]) -> dict[str, float]:
-    """Prepares a file, and streams an epoch of it if it is told to."""
+    """Prepare a file, and stream an epoch of it if it is told to."""
     torch.set_num_threads(1)
     if allowance := order.get("allowance"):
         _limit_memory(Path(order["cache"]), allowance)
     before, start = peak_bytes(), time.perf_counter()
     prepare(order["file"], schema=SCHEMA, cache=order["cache"])
-    found = {"seconds": time.perf_counter() - start, "megabytes": peak_bytes() / 1e6, "before": before / 1e6}
+    measured = {"seconds": time.perf_counter() - start, "megabytes": peak_bytes() / 1e6, "before": before / 1e6}
     if order.get("epoch"):
         data = load(order["file"], schema=SCHEMA, cache=order["cache"], stream=True)
         start = time.perf_counter()
         seen = sum(step.batch.size for step in data.train.batches(BATCH, seed=0))
-        found |= {"rows_a_second": seen / (time.perf_counter() - start), "megabytes": peak_bytes() / 1e6}
-    return found
+        measured |= {"rows_a_second": seen / (time.perf_counter() - start), "megabytes": peak_bytes() / 1e6}
+    return measured
 
 
 def _limit_memory(folder: Path, allowance: int) -> None:
-    """No more than ``allowance`` bytes beyond what the process has after it prepared a small table."""
+    """Allow no more than ``allowance`` bytes beyond what the process has after it prepared a small table."""
     small = folder.parent / "small.csv"
     write_books(small, 50_000)
     data = load(small, schema=SCHEMA, cache=folder, stream=True)
@@ -117,7 +117,7 @@ def _limit_memory(folder: Path, allowance: int) -> None:
 
 
 def batch_rate(data: Dataset, seconds: float) -> tuple[float, float]:
-    """Milliseconds for a batch, and for the cheapest Shared-Bottom step with it, in turns.
+    """Return the milliseconds for a batch, and for the cheapest Shared-Bottom step with it, in turns.
 
     Forward and backward only, sparse gradients, no optimizer: whatever is added makes steps slower.
     """
@@ -153,10 +153,10 @@ def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float)
     if rows:
         table, cache = folder / "books.csv", folder / "cache"
         write_books(table, rows)
-        found = in_child({"file": str(table), "cache": str(cache)})
+        measured = in_child({"file": str(table), "cache": str(cache)})
         results += [
-            Measured(f"preparing {rows:,} rows", found["seconds"], "s", "< 20 s"),
-            Measured("its peak memory", found["megabytes"], "MB", "< 2,000 MB"),
+            Measured(f"preparing {rows:,} rows", measured["seconds"], "s", "< 20 s"),
+            Measured("its peak memory", measured["megabytes"], "MB", "< 2,000 MB"),
         ]
         for stream in (False, True):
             data = load(table, schema=SCHEMA, cache=cache, stream=stream)
@@ -171,13 +171,13 @@ def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float)
         table = folder / "large.csv"
         write_books(table, large)
         order = {"file": str(table), "cache": str(folder / "cache"), "allowance": allowance << 20, "epoch": True}
-        found = in_child(order)
+        measured = in_child(order)
         results += [
             Measured(f"a file of {large:,} rows", table.stat().st_size / 1e6, "MB", ""),
-            Measured(f"preparing it, allowed {allowance:,} MB more than a small table", found["seconds"], "s", ""),
-            Measured("peak resident memory, with an epoch streamed", found["megabytes"], "MB", ""),
-            Measured("of it before the large table", found["before"], "MB", ""),
-            Measured("streamed rows a second", found["rows_a_second"] / 1e6, "million", ""),
+            Measured(f"preparing it, allowed {allowance:,} MB more than a small table", measured["seconds"], "s", ""),
+            Measured("peak resident memory, with an epoch streamed", measured["megabytes"], "MB", ""),
+            Measured("of it before the large table", measured["before"], "MB", ""),
+            Measured("streamed rows a second", measured["rows_a_second"] / 1e6, "million", ""),
         ]
     return results
 

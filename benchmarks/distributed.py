@@ -49,7 +49,7 @@ class Counted:
 
 
 def cases(ranks: int) -> list[tuple[Case, str]]:
-    """At two ranks each factor changed alone; at more, the centre, and what depends on the ranks."""
+    """Return the cases: at two ranks each factor changed alone; at more, the centre and what depends on ranks."""
     centre: list[tuple[Case, str]] = [(CENTRE, "gdod"), (CENTRE, "sum"), (CENTRE, "gradreg")]
     changed = [
         replace(CENTRE, tasks=6),
@@ -90,9 +90,9 @@ def count(case: Case, method: str, rank: int, ranks: int) -> Counted:
 def work(rank: int, ranks: int, store: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    found = [count(case, method, rank, ranks) for case, method in cases(ranks)]
+    counted = [count(case, method, rank, ranks) for case, method in cases(ranks)]
     if rank == 0:
-        answer.send(found)
+        answer.send(counted)
     dist.destroy_process_group()
 
 
@@ -104,11 +104,11 @@ def run(ranks: int, folder: Path) -> list[Counted]:
     for process in started:
         process.start()
     send.close()  # so that nothing is waited for if they fail
-    found: list[Counted] = receive.recv()
+    counted: list[Counted] = receive.recv()
     for process in started:
         process.join()
     Path(store).unlink(missing_ok=True)
-    return found
+    return counted
 
 
 def as_markdown(results: list[Counted], about: dict[str, str]) -> str:

@@ -31,9 +31,9 @@ from gdod.data.preparing.encoder import Encoder
 from gdod.data.tables.table_schema import TableSchema
 from gdod.models import Model, build
 from gdod.training import Folder, Silent, TrainConfig, check_config
+from gdod.training.interruption import StopRequest
 from gdod.training.loop import Trainer
 from gdod.training.record import Record
-from gdod.training.stops import Interruption
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 10  # steps that are timed together: few, so that both loops meet the same moments of the machine
@@ -64,7 +64,7 @@ class Measured:
 
 
 def part(count: int, missing: bool) -> MemoryPart:
-    """Random ids with a long tail, numbers and labels; ``missing``: a fifth of the labels is."""
+    """Return random ids with a long tail, numbers and labels; with ``missing``, a fifth of the labels is not there."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([field.cardinality for field in CENSUS.categorical])
     ids = (torch.rand(ROWS, len(sizes), generator=generator) ** 2 * sizes).int() + 1
@@ -124,7 +124,7 @@ def by_loop(model: Model, train: MemoryPart, folder: Path, *, conflict: bool) ->
         config, dataset(model, train), model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent()
     )
     trainer.record, trainer.total = Record(folder / "metrics.jsonl", 0, None), 10**9
-    batches, nothing = trainer._batches(), Interruption()
+    batches, nothing = trainer._batches(), StopRequest()
 
     def block() -> float:
         start = time.perf_counter()
@@ -171,7 +171,7 @@ def measure(count: int, missing: bool, seconds: float) -> Measured:
 
 
 def together(pairs: list[tuple[float, float]]) -> float:
-    """All blocks of one loop over all of the other, without pairs in which the machine did something else."""
+    """Return one loop's time over the other's, all blocks together, without pairs in which the machine was busy."""
     limits = [3 * statistics.median(times) for times in zip(*pairs, strict=True)]
     kept = [pair for pair in pairs if pair[0] < limits[0] and pair[1] < limits[1]]
     return sum(other for _, other in kept) / sum(base for base, _ in kept)

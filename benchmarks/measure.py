@@ -103,7 +103,7 @@ class Trainee:
         self.process.communicate()  # closes its input, which ends it
 
     def block(self) -> float:
-        """Mean time of a step."""
+        """Return the mean time of a step in a block."""
         assert self.process.stdin is not None
         time.sleep(PAUSE)
         self.process.stdin.write("block\n")
@@ -118,7 +118,7 @@ class Trainee:
 
 
 def train(case: Case, competitor: Competitor, keep_memory: bool) -> None:
-    """The child's side: a line of input, a block, a line of output."""
+    """Train a block for each line of input and print its time: what the child process runs."""
     if keep_memory:
         keep_freed_memory()
     load(competitor, case)
@@ -148,7 +148,7 @@ def train(case: Case, competitor: Competitor, keep_memory: bool) -> None:
 
 
 def time_pairs(plain: Callable[[], float], other: Callable[[], float], seconds: float) -> list[tuple[float, float]]:
-    """Pairs of times, one call each. If a single pair takes longer than ``seconds``, it is all."""
+    """Return pairs of times, one call each, for about ``seconds``; at least one pair."""
     gc.collect()
     start = time.perf_counter()
     first = plain(), other()
@@ -169,7 +169,7 @@ def time_pairs(plain: Callable[[], float], other: Callable[[], float], seconds: 
 
 
 def can_keep_freed_memory() -> bool:
-    """Whether the C library is glibc, whose allocator can be told to."""
+    """Return whether the C library is glibc, whose allocator can be told to keep freed memory."""
     return hasattr(ctypes.CDLL(None), "mallopt")
 
 
@@ -199,7 +199,7 @@ def peak_memory(case: Case, competitor: Competitor) -> Memory:
 def start(
     what: str, case: Case, competitor: Competitor, keep_memory: bool = False, stdin: int | None = None
 ) -> "subprocess.Popen[str]":
-    """This module as a process."""
+    """Start this module as a process."""
     order = {"what": what, "case": asdict(case), "competitor": competitor.name, "keep_memory": keep_memory}
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.measure", json.dumps(order)],
@@ -211,7 +211,7 @@ def start(
 
 
 def steps_peak(case: Case, competitor: Competitor, steps: int = 5) -> float:
-    """MB above the built model. Runs in the child."""
+    """Return the peak memory of a few steps in MB above the built model. Runs in the child."""
     load(competitor, case)
     model, way, feed = SharedBottom(case), competitor.way(case), batches(case)
     gc.collect()
@@ -224,7 +224,7 @@ def steps_peak(case: Case, competitor: Competitor, steps: int = 5) -> float:
 
 
 def load(competitor: Competitor, case: Case) -> None:
-    """One step of a tiny model: libraries load code and workspace when they are first used."""
+    """Make one step of a tiny model: libraries load code and workspace when they are first used."""
     tiny = Case(tasks=case.tasks, groups=2, table_rows=10, batch=4, sparse=case.sparse)
     competitor.way(tiny)(SharedBottom(tiny), next(batches(tiny)))
 
@@ -236,7 +236,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The most resident memory so far, from Linux's own record if there is one.
+    """Return the most resident memory so far, from Linux's own record if there is one.
 
     ``getrusage`` is second choice: on Linux its figure outlives ``exec``, so a child starts with
     the peak of the parent that started it, and nothing brings it down.
@@ -251,7 +251,7 @@ def peak_bytes() -> int:
 
 
 def limit_memory(allowance: int) -> None:
-    """No more than ``allowance`` bytes beyond what the process has now (Linux).
+    """Allow no more than ``allowance`` bytes beyond what the process has now (Linux).
 
     Libraries set aside a gigabyte of addresses when they are first used, so use them first; a limit on
     the whole would say little.

@@ -114,7 +114,7 @@ def tasks(count: int) -> list[Task]:
 
 
 def examples(count: int, batches: int = 20) -> Iterator[Example]:
-    """Random ids with a long tail, numbers and labels."""
+    """Return random ids with a long tail, numbers and labels."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor(list(CATEGORIES.values()))
 
@@ -137,7 +137,7 @@ def with_gdod(losses: dict[str, Tensor]) -> None:
 
 
 def step(model: Model, feed: Iterator[Example], back: Callable[[dict[str, Tensor]], None]) -> float:
-    """Seconds for a forward and a backward pass."""
+    """Return the seconds that a forward and a backward pass take."""
     batch, labels = next(feed)
     start = time.perf_counter()
     model.zero_grad()
@@ -194,7 +194,7 @@ def as_markdown(results: list[Measured], about: dict[str, str]) -> str:
 
 
 def parameters_table() -> str:
-    """Parameters of each model: shared ones and those of a single task."""
+    """Return a table of each model's parameters: shared ones and those of a single task."""
     rows = []
     for name in MODELS:
         row = [name]

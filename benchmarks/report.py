@@ -33,14 +33,14 @@ class Results:
         return None
 
     def doubt(self, case: Case) -> float:
-        """How far a ratio may be off: as far as the plain step against itself is; any distance with too few blocks."""
+        """Return how far a ratio may be off: as far as plain against plain is; infinitely with too few blocks."""
         plain, ours = self.timing(case, PLAIN), self.timing(case, GDOD)
         if plain is None or ours is None or min(plain.pairs, ours.pairs) < ENOUGH_PAIRS:
             return math.inf
         return abs(plain.ratio - 1)
 
     def megabytes(self, case: Case) -> float | None:
-        """GDOD's peak memory, if it was measured."""
+        """Return GDOD's peak memory, if it was measured."""
         for memory in self.memory:
             if (memory.case, memory.competitor) == (case, GDOD.name):
                 return memory.megabytes
@@ -161,7 +161,7 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name; ``platform.processor`` is often empty on Linux."""
+    """Return the processor's name; ``platform.processor`` is often empty on Linux."""
     listing = Path("/proc/cpuinfo")
     if listing.exists():
         for line in listing.read_text().splitlines():
@@ -212,7 +212,7 @@ def memory_table(memory: Sequence[Memory]) -> str:
 
 
 def present(measured: Sequence[str]) -> list[str]:
-    """Names in the order of the competitors."""
+    """Return the names that were measured, in the order of the competitors."""
     return [one.name for one in COMPETITORS if one.name in measured]
 
 

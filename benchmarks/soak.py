@@ -116,7 +116,7 @@ class Soak:
 
 
 def caches() -> dict[str, Any]:
-    """What tells how full they are, of all caches of functions in the package."""
+    """Return, for each cached function in the package, the call that tells how full its cache is."""
     return {
         f"{module}.{name}": value.cache_info
         for module, content in list(sys.modules.items())
@@ -132,7 +132,7 @@ def resident() -> float:
 
 
 def deviation(soak: Soak) -> float:
-    """Of GDOD's update from a dense one in float64, as a share of that one's length."""
+    """Return the distance of GDOD's update from a dense one in float64, relative to that one's length."""
     soak.model.eval()  # no dropout
     batch, labels = soak.batch(64)
     twin = copy.deepcopy(soak.model).double()
@@ -143,21 +143,21 @@ def deviation(soak: Soak) -> float:
     assert info.shared is not None
     places = {id(parameter): at for at, parameter in enumerate(soak.model.parameters())}
     shared = [list(twin.parameters())[places[id(parameter)]] for parameter in info.shared]
-    found = torch.cat([parameter.grad.flatten().double() for parameter in info.shared if parameter.grad is not None])
+    update = torch.cat([parameter.grad.flatten().double() for parameter in info.shared if parameter.grad is not None])
     wanted = dense_update(theirs, mask, shared)
-    return float((found - wanted).norm() / wanted.norm())
+    return float((update - wanted).norm() / wanted.norm())
 
 
 def dense_update(losses: dict[str, Tensor], mask: dict[str, Tensor] | None, shared: Sequence[Tensor]) -> Tensor:
-    """Algorithm 1 of the paper, with all rows side by side."""
+    """Return the update of the paper's Algorithm 1, worked out with all rows in memory. [D]"""
     rows, counts = [], []
     size = len(next(iter(losses.values())))
     for group in torch.arange(size).tensor_split(GROUPS):
         for name, loss in losses.items():
             examples = group if mask is None else group[mask[name][group]]
             mean = loss[examples].sum() / max(len(examples), 1)
-            found = torch.autograd.grad(mean, shared, retain_graph=True, materialize_grads=True)
-            rows.append(torch.cat([one.flatten() for one in found]))
+            of_row = torch.autograd.grad(mean, shared, retain_graph=True, materialize_grads=True)
+            rows.append(torch.cat([one.flatten() for one in of_row]))
             counts.append(len(examples))
     matrix = torch.stack(rows)  # [nK, D]
     count = torch.tensor(counts, dtype=torch.float64).view(GROUPS, -1)  # [n, K]

@@ -1,6 +1,6 @@
 """Measure one training step of GDOD against the plain step and against other ways.
 
-``make bench`` runs everything (a few minutes); ``python -m benchmarks.step --help`` says how to run
+``make bench`` runs everything; ``python -m benchmarks.step --help`` says how to run
 a part of it.
 """
 
@@ -36,7 +36,7 @@ def speed_plan(part: Part) -> Plan:
 
 
 def speed_rivals(case: Case) -> list[Competitor]:
-    """Everyone, but for those whose step takes seconds where they would tell nothing new."""
+    """Return the competitors to time, without those whose step takes seconds and would tell nothing new."""
     if case.adam:
         return [PLAIN, GDOD, TORCHJD]
     few = case in [Case(tasks=tasks, groups=groups) for tasks in (2, 6) for groups in (4, 16)]
@@ -93,7 +93,7 @@ def main(
 
 
 def note(text: str) -> None:
-    """Progress goes to stderr, so that stdout holds the report alone."""
+    """Print progress to stderr, so that stdout holds the report alone."""
     print(text, file=sys.stderr, flush=True)
 
 

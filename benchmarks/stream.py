@@ -31,11 +31,11 @@ from gdod.data.stream import StreamPart
 from gdod.errors import InputError
 from gdod.models import build
 from gdod.training import Folder, Silent, check_config
-from gdod.training.evaluation import score
+from gdod.training.evaluation import predict_part
+from gdod.training.interruption import StopRequest
 from gdod.training.loop import Trainer
 from gdod.training.record import Record
 from gdod.training.seeds import seed_for, seeded_method
-from gdod.training.stops import Interruption
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 256
@@ -53,7 +53,7 @@ SCHEMA = TableSchema(
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Rows without a click, then those with one; ids and numbers decide, with noise."""
+    """Write rows without a click, then those with one; ids and numbers decide, with noise."""
     writer = None
     for click in (0, 1):
         for first in range(0, rows, CHUNK):
@@ -101,10 +101,10 @@ class Training:
             progress=Silent(),
         )
         self.trainer.record = Record(folder / "metrics.jsonl", 0, None)
-        self._batches, self._nothing = self.trainer._batches(), Interruption()
+        self._batches, self._nothing = self.trainer._batches(), StopRequest()
 
     def block(self, steps: int) -> tuple[float, float]:
-        """Seconds on the clock and of the processor."""
+        """Train a block of steps; return the seconds on the clock and those of the processor."""
         start = time.perf_counter(), time.process_time()
         self.trainer.total = self.trainer.state.step + steps
         self.trainer._train(self._batches, self._nothing)
@@ -112,22 +112,22 @@ class Training:
 
     def auc(self) -> float:
         trainer = self.trainer
-        scored = score(trainer.model, trainer.dataset.validation, 4096, torch.device("cpu"))
+        scored = predict_part(trainer.model, trainer.dataset.validation, 4096, torch.device("cpu"))
         assert scored is not None
         return float(scored.metrics()["mean_auc"])
 
 
 def work(link: Connection, order: dict[str, Any]) -> None:
-    """In a process of its own: prepares, loads, then trains a block whenever it is told to."""
+    """Prepare, load, then train a block whenever told to, in a process of its own."""
     torch.set_num_threads(1)
     table, cache, method, stream = Path(order["table"]), Path(order["cache"]), order["method"], order["stream"]
-    found: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     if order["allowance"]:
         # Libraries set aside memory and addresses when they are first used; the limit counts from there.
         small = Training(Path(order["small"]), cache, method, stream=True)
         small.block(20)
         small.auc()
-        found["before"] = peak_bytes() / 1e6
+        before["before"] = peak_bytes() / 1e6
         limit_memory(order["allowance"] << 20)
     start = time.perf_counter()
     try:
@@ -136,7 +136,7 @@ def work(link: Connection, order: dict[str, Any]) -> None:
         link.send({"refused": True})
         return
     assert isinstance(training.trainer.dataset.train, StreamPart) == stream
-    link.send({**found, "seconds": time.perf_counter() - start, "examples": training.megabytes})
+    link.send({**before, "seconds": time.perf_counter() - start, "examples": training.megabytes})
     while steps := link.recv():
         link.send(training.block(steps))
     link.send({"auc": training.auc(), "steps": training.trainer.state.step, "peak": peak_bytes() / 1e6})
@@ -150,21 +150,21 @@ class Worker:
         child.close()
 
     def begun(self) -> dict[str, Any] | None:
-        """What it tells before it trains; None if its memory was not enough, of which some libraries die at once."""
+        """Return what the process tells before it trains, or None if its memory was not enough to get there."""
         try:
-            found: dict[str, Any] = self.link.recv()
+            told: dict[str, Any] = self.link.recv()
         except EOFError:
             return None
-        return None if "refused" in found else found
+        return None if "refused" in told else told
 
     def ask(self, steps: int) -> Any:
         self.link.send(steps)
         return self.link.recv()
 
     def end(self) -> Any:
-        found = self.ask(0)
+        answer = self.ask(0)
         self.process.join()
-        return found
+        return answer
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def measure(
     ratios = [one[0] / other[0] for one, other in times]
     quartiles = statistics.quantiles(ratios, n=4)
     clocks = [other[0] for _, other in times]
-    found = Measured(
+    measured = Measured(
         method=method,
         milliseconds=1e3 * statistics.median(clocks) / block,
         clock=statistics.median(ratios),
@@ -239,7 +239,7 @@ def measure(
         peak=streamed["peak"],
         before=about["before"],
     )
-    return found, about
+    return measured, about
 
 
 def as_markdown(
@@ -282,8 +282,8 @@ def main(
         facts = [["rows", f"{rows:,}"], ["the Parquet file", f"{table.stat().st_size / 1e6:,.0f} MB"]]
         for method in ("sum", "gdod"):
             print(method, file=sys.stderr, flush=True)
-            found, about = measure(order, method, allowance, pairs, block)
-            results.append(found)
+            measured, about = measure(order, method, allowance, pairs, block)
+            results.append(measured)
             if len(results) == 1:
                 facts += [
                     ["training examples, as tensors in memory", f"{about['examples']:,.0f} MB"],

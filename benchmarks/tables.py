@@ -78,7 +78,7 @@ def measure(name: str, rows: int, seconds: float) -> Measured:
 
 
 def steps_peak(name: str, rows: int) -> float:
-    """MB above the model and the optimizer's state. Runs in a process of its own."""
+    """Return the peak memory in MB above the model and the optimizer's state. Runs in a process of its own."""
     once = stepper(name, rows)
     gc.collect()
     reset_peak()

@@ -39,7 +39,7 @@ def gdod_engine(case: Case) -> Way:
 
 
 def naive(case: Case) -> Way:
-    """Algorithm 1 as it is written: one backward pass a row, M in memory, its SVD."""
+    """Return the paper's Algorithm 1 as it is written: one backward pass a row, M in memory, its SVD."""
 
     def step(model: SharedBottom, batch: Batch) -> None:
         _, losses = forward(model, batch)
@@ -64,7 +64,7 @@ def naive(case: Case) -> Way:
 
 
 def batched(case: Case) -> Way:
-    """The N rows in one backward pass that vmap batches, then GDOD on their Gram matrix."""
+    """Return a step with the N rows in one backward pass that vmap batches, then GDOD on their Gram matrix."""
 
     def step(model: SharedBottom, batch: Batch) -> None:
         _, losses = forward(model, batch)
@@ -90,7 +90,7 @@ def batched(case: Case) -> Way:
 
 
 def torchjd(make: "Callable[[], GramianWeightedAggregator]") -> Callable[[Case], Way]:
-    """With the option that spares it a copy of the Jacobian: it is the faster one here."""
+    """Return torchjd's PCGrad, with the option that spares it a copy of the Jacobian, which is faster here."""
 
     def way(case: Case) -> Way:
         from torchjd.autojac import jac_to_grad, mtl_backward
@@ -128,7 +128,7 @@ class Competitor:
     holds_m: bool = False
 
     def refuses(self, case: Case) -> str | None:
-        """Why this case is left out, or None: several copies of M must fit in memory."""
+        """Return why this case is left out, or None: several copies of M must fit in memory."""
         gigabytes = case.rows * case.columns * 4 / 1e9
         return f"M is {gigabytes:.1f} GB" if self.holds_m and gigabytes > 1.5 else None
 
@@ -143,7 +143,7 @@ COMPETITORS = (PLAIN, GDOD, TORCHJD, BATCHED, NAIVE)
 
 
 def averages(case: Case) -> Tensor:
-    """C [K, N]: task i's gradient is C[i] @ M. Rows go group by group; groups count by size."""
+    """Return C [K, N]: task i's gradient is C[i] @ M. Rows go group by group; groups count by size."""
     groups = min(case.groups, case.batch)
     sizes = torch.tensor([len(part) for part in torch.arange(case.batch).tensor_split(groups)])
     shares = sizes / case.batch  # [n]
@@ -152,7 +152,7 @@ def averages(case: Case) -> Tensor:
 
 
 def row_cotangents(case: Case) -> Tensor:
-    """[N, batch, K]: what picks row (g, i), task i's mean over group g, out of the losses."""
+    """Return [N, batch, K]: what picks row (g, i), task i's mean over group g, out of the losses."""
     groups = min(case.groups, case.batch)
     members = torch.zeros(groups, case.batch)
     for group, part in enumerate(torch.arange(case.batch).tensor_split(groups)):
@@ -162,7 +162,7 @@ def row_cotangents(case: Case) -> Tensor:
 
 
 def agreement(projections: Tensor) -> Tensor:
-    """[r]: whether no two tasks have opposite signs on a basis vector."""
+    """Return whether no two tasks have opposite signs on each basis vector. [r]"""
     return ~((projections > 0).any(0) & (projections < 0).any(0))
 
 

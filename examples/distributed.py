@@ -51,8 +51,8 @@ def main(steps: int = 60, batch: int = 64) -> dict[str, float]:
 if __name__ == "__main__":
     if "RANK" in os.environ:  # set by torchrun
         dist.init_process_group("gloo")
-    found = main()
+    losses = main()
     if not dist.is_initialized() or dist.get_rank() == 0:
-        print({task: round(loss, 6) for task, loss in found.items()})
+        print({task: round(loss, 6) for task, loss in losses.items()})
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -28,7 +28,7 @@ class ClickAndBuy(nn.Module):
 
 
 def make_data(examples: int) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Users and items [examples], labels of both tasks, and the mask that says which are known."""
+    """Return users and items [examples], labels of both tasks, and the mask that says which are known."""
     user, item = torch.randint(USERS, (examples,)), torch.randint(ITEMS, (examples,))
     eagerness, money = torch.randn(USERS), torch.randn(USERS)
     appeal, price = torch.randn(ITEMS), torch.randn(ITEMS)
@@ -41,7 +41,7 @@ def make_data(examples: int) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[st
 
 
 def losses(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One loss per example, not averaged: the rows of GDOD are averages over groups of them."""
+    """Return one loss per example, not averaged: the rows of GDOD are averages over groups of them."""
     return {
         task: binary_cross_entropy_with_logits(logit, labels[task], reduction="none") for task, logit in logits.items()
     }

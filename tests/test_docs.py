@@ -1,7 +1,10 @@
-"""Every Python block in the documents runs, every example runs, and links lead somewhere."""
+"""Python blocks in the documents run, examples run, links lead somewhere, and the reference names what is public."""
 
 import re
 import runpy
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
+DIRECTIVE = re.compile(r"^::: (\S+)", re.MULTILINE)
+PUBLIC = ["gdod", "gdod.methods", "gdod.models", "gdod.data", "gdod.training", "gdod.report"]
 
 
 def name(path: Path) -> str:
@@ -18,7 +23,7 @@ def name(path: Path) -> str:
 
 
 def blocks(document: Path) -> list[str]:
-    """The Python blocks, each moved down to its own line so that a traceback points at it."""
+    """Return the Python blocks, each moved down to its own line so that a traceback points at it."""
     text = document.read_text()
     return ["\n" * text.count("\n", 0, match.start(1)) + match.group(1) for match in BLOCK.finditer(text)]
 
@@ -51,3 +56,22 @@ def test_the_training_example_learns() -> None:
     losses = runpy.run_path(str(ROOT / "examples" / "train.py"))["main"]()
     # A model that has learned nothing is at log 2.
     assert all(loss < 0.6 for loss in losses.values())
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_reference_has_every_public_name(package: str) -> None:
+    """The reference names an object once, by whichever of its public paths."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    names = {path.rpartition(".")[2] for page in pages for path in DIRECTIVE.findall(page.read_text())}
+    packages = {path.rpartition(".")[2] for path in PUBLIC} | {"decompositions"}
+    assert not set(import_module(package).__all__) - names - packages
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Strictly: a broken link, a page without a place, or a name that is not there would be an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    # A link that leaves docs/ becomes an address in the repository, and README a page.
+    assert "/blob/main/examples/train.py" in (tmp_path / "index.html").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "statistics": {"errors", "_checks"},
     "schema": {"errors", "_checks"},
     "yaml_toml": {"errors"},
-    "rows": {"errors"},
+    "rows": {"errors", "_checks"},
     "rows.distributed": {"errors", "rows"},
     "methods": {"errors", "_checks"},
     "methods.torchjd": {"errors", "_checks", "methods"},

@@ -37,7 +37,11 @@ def run(*command: str, **environment: str) -> str:
 
 
 def batches(examples: int, processes: int, dealt: str, epoch: int) -> Iterator[Tensor]:
-    """128 examples at a time, those of one process after those of the other. ``dealt``: what processes get in turn."""
+    """Yield the indices of 128 examples at a time, those of one process after those of the other.
+
+    Args:
+        dealt: what the processes get in turn, "batches", "examples" or "shuffled examples".
+    """
     if dealt == "batches":
         yield from torch.arange(examples).split(128)
         return
@@ -51,7 +55,7 @@ def batches(examples: int, processes: int, dealt: str, epoch: int) -> Iterator[T
 
 @cache
 def trained(processes: int, dealt: str) -> list[float]:
-    """Last losses of the same training without a library, with examples in the order in which processes get them."""
+    """Return the last losses of the same training in a plain loop, with examples in the order processes get them."""
     source = (LOOPS / "in_accelerate.py").read_text()
     names: dict[str, object] = {"torch": torch, "nn": nn, "Tensor": Tensor, "TensorDataset": TensorDataset}
     exec(source[source.index("def make_data") : source.index("def main")], names)
@@ -104,7 +108,7 @@ def test_compiled_models() -> None:
     )
     assert [what for what, *_ in said] == ["nothing", "the whole model", "towers"]
     assert all(float(error) < 1e-4 for *_, error in said)
-    passes, slow = ({what: int(found[at]) for what, *found in said} for at in (0, 1))
+    passes, slow = {what: int(count) for what, count, _, _ in said}, {what: int(count) for what, _, count, _ in said}
     assert slow["nothing"] == slow["towers"] == 0
     assert passes["towers"] == passes["nothing"]
     assert slow["the whole model"] == 3

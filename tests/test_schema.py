@@ -1,5 +1,7 @@
 """The description of a model's input, and what it refuses."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tests.models.cases import SCHEMA, TASKS, batch_of, columns
@@ -51,9 +53,10 @@ def test_features_are_the_vectors_of_each_field_side_by_side() -> None:
 
 def test_an_empty_sequence_is_a_zero_vector() -> None:
     features = Features(Schema(sequences=[Sequence("seen", 3)]), dim=2)
-    torch.nn.init.ones_(features.lists[0].weight)
+    weight = features.lists[0].get_parameter("weight")
+    torch.nn.init.ones_(weight)
     none = Batch(torch.zeros(2, 0).long(), torch.zeros(2, 0), (torch.tensor([[0, 0], [0, 2]]),))
-    torch.nn.init.zeros_(features.lists[0].weight[0])
+    torch.nn.init.zeros_(weight[0])
     assert features(none).tolist() == [[0, 0], [1, 1]]
 
 
@@ -89,23 +92,23 @@ def test_schemas_of_equal_fields_are_equal() -> None:
     [
         (lambda: Schema(), "no field"),
         (lambda: Schema([Categorical("a", 3)], [Numeric("a")]), "'a'"),
-        (lambda: Schema(["a"]), "Categorical"),
+        (lambda: Schema(["a"]), "Categorical"),  # type: ignore[list-item]
         (lambda: Categorical("a", 0), "cardinality of 'a'=0"),
-        (lambda: Sequence("a", 2.5), "cardinality of 'a'=2.5"),
-        (lambda: Task("a", "ranking"), "'binary', 'regression', 'multiclass'"),
+        (lambda: Sequence("a", 2.5), "cardinality of 'a'=2.5"),  # type: ignore[arg-type]
+        (lambda: Task("a", "ranking"), "'binary', 'regression', 'multiclass'"),  # type: ignore[arg-type]
         (lambda: Task("a", "multiclass"), "at least 2"),
         (lambda: Task("a", classes=3), "kind='multiclass'"),
         (lambda: SCHEMA.batch({"city": torch.zeros(2)}), "'device', 'user'"),
         (lambda: SCHEMA.batch(columns(3) | {"age": torch.zeros(4)}), "'age': (4,)"),
         (lambda: build("mmoe", SCHEMA, []), "no task"),
         (lambda: build("mmoe", SCHEMA, [Task("a"), Task("a")]), "'a'"),
-        (lambda: build("mmoe", SCHEMA, ["click"]), "Task"),
-        (lambda: build("mmoe", [Categorical("a", 3)], TASKS), "Schema"),
+        (lambda: build("mmoe", SCHEMA, ["click"]), "Task"),  # type: ignore[list-item]
+        (lambda: build("mmoe", [Categorical("a", 3)], TASKS), "Schema"),  # type: ignore[arg-type]
     ],
 )
-def test_refusals(make: object, text: str) -> None:
+def test_refusals(make: Callable[[], object], text: str) -> None:
     with pytest.raises(gdod.InputError) as refused:
-        make()  # type: ignore[operator]
+        make()
     assert text in str(refused.value)
 
 
@@ -123,8 +126,8 @@ def test_refusals(make: object, text: str) -> None:
         (lambda b: b._replace(sequences=(b.sequences[0] + 13,)), "1 to 12"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(change: object, text: str) -> None:
+def test_a_batch_that_does_not_fit_is_refused(change: Callable[[Batch], object], text: str) -> None:
     model = build("shared-bottom", SCHEMA, TASKS)
     with pytest.raises(gdod.InputError) as refused:
-        model(change(batch_of(4)))  # type: ignore[operator]
+        model(change(batch_of(4)))
     assert text in str(refused.value)

@@ -23,38 +23,38 @@ def test_paired_difference_is_scipys(pairs: list[tuple[float, float]], confidenc
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     expected = stats.ttest_rel(first, second)
     interval = expected.confidence_interval(confidence)
-    found = paired_difference(dict(enumerate(first)), dict(enumerate(second)), confidence=confidence)
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
-    assert found.note is None
+    difference = paired_difference(dict(enumerate(first)), dict(enumerate(second)), confidence=confidence)
+    assert difference.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert difference.note is None
 
 
 def test_by_hand() -> None:
-    found = paired_difference({0: 2.0, 1: 4.0, 2: 6.0}, {0: 1.0, 1: 2.0, 2: 3.0})  # 1, 2, 3
-    assert (found.n, found.mean, found.sd) == (3, 2.0, 1.0)
+    difference = paired_difference({0: 2.0, 1: 4.0, 2: 6.0}, {0: 1.0, 1: 2.0, 2: 3.0})  # 1, 2, 3
+    assert (difference.n, difference.mean, difference.sd) == (3, 2.0, 1.0)
     reach = 4.302652729911275 / math.sqrt(3)
-    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
+    assert (difference.low, difference.high) == pytest.approx((2 - reach, 2 + reach))
 
 
 def test_only_common_seeds_count() -> None:
     values = {0: 0.7, 1: 0.8, 2: 0.75, 3: None, 4: NAN, 5: 0.1}
     baseline = {0: 0.6, 1: 0.6, 2: 0.6, 3: 0.1, 4: 0.1, 6: 0.9}
-    found = paired_difference(values, baseline)
-    assert found.n == 3
-    assert found.mean == pytest.approx(0.15)
+    difference = paired_difference(values, baseline)
+    assert difference.n == 3
+    assert difference.mean == pytest.approx(0.15)
 
 
 def test_one_seed_has_no_interval_and_says_so() -> None:
-    found = paired_difference({0: 0.7}, {0: 0.6, 1: 0.5})
-    assert (found.n, found.sd, found.low, found.high, found.p) == (1, None, None, None, None)
-    assert found.mean == pytest.approx(0.1)
-    assert "one common seed" in str(found.note)
+    difference = paired_difference({0: 0.7}, {0: 0.6, 1: 0.5})
+    assert (difference.n, difference.sd, difference.low, difference.high, difference.p) == (1, None, None, None, None)
+    assert difference.mean == pytest.approx(0.1)
+    assert "one common seed" in str(difference.note)
 
 
 def test_no_common_seed() -> None:
-    found = paired_difference({0: 0.7}, {1: 0.7})
-    assert (found.n, found.mean) == (0, None)
-    assert "no seed in common" in str(found.note)
+    difference = paired_difference({0: 0.7}, {1: 0.7})
+    assert (difference.n, difference.mean) == (0, None)
+    assert "no seed in common" in str(difference.note)
 
 
 def test_equal_differences_give_no_test() -> None:
@@ -67,8 +67,9 @@ def test_equal_differences_give_no_test() -> None:
 
 
 def test_summary() -> None:
-    found = summarise([1.0, None, 3.0, NAN])
-    assert (found.n, found.mean, found.sd) == (2, 2.0, pytest.approx(math.sqrt(2)))
+    summary = summarise([1.0, None, 3.0, NAN])
+    assert (summary.n, summary.mean) == (2, 2.0)
+    assert summary.sd == pytest.approx(math.sqrt(2))
     assert summarise([5.0]).sd is None
     assert summarise([None]).mean is None
 
@@ -95,17 +96,17 @@ def test_holm_properties(p_values: list[float]) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_ranks_are_scipys(table: list[list[int]]) -> None:
-    found = average_ranks({name: dict(enumerate(map(float, row))) for name, row in enumerate(table)})
+    places = average_ranks({name: dict(enumerate(map(float, row))) for name, row in enumerate(table)})
     ranks = stats.rankdata([[-value for value in row] for row in table], axis=0)
-    assert [found[name] for name in range(len(table))] == pytest.approx(ranks.mean(axis=1))
+    assert [places[name] for name in range(len(table))] == pytest.approx(ranks.mean(axis=1))
 
 
 def test_ranks_use_common_cases_and_the_right_direction() -> None:
-    found = average_ranks(
+    places = average_ranks(
         {"a": {"auc": 0.9, "loss": 0.5, "other": 1.0}, "b": {"auc": 0.8, "loss": 0.4, "other": None}, "c": {}},
         {"auc": True, "loss": False, "other": True},
     )
-    assert found == {"a": 1.5, "b": 1.5, "c": None}
+    assert places == {"a": 1.5, "b": 1.5, "c": None}
 
 
 def test_delta_m_by_hand() -> None:

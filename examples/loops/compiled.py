@@ -44,11 +44,11 @@ def main() -> None:
     x = torch.randn(64, 4)
     batch = torch.randint(200, (64,)), x, x.sum(1), x[:, 0] - x[:, 1]
     wanted, plain = gradient(model, model, batch)
-    found = {"nothing": (wanted, plain), "the whole model": gradient(model, torch.compile(model), batch)}
+    results = {"nothing": (wanted, plain), "the whole model": gradient(model, torch.compile(model), batch)}
     model.time.compile()
     model.price.compile()
-    found["towers"] = gradient(model, model, batch)
-    for what, (got, info) in found.items():
+    results["towers"] = gradient(model, model, batch)
+    for what, (got, info) in results.items():
         error = float((got - wanted).norm() / wanted.norm())
         print(f"{what} compiled: {info.passes} backward passes, {len(info.slow)} slow parameters, error {error:.0e}")
 

@@ -14,7 +14,7 @@ import gdod
 
 
 def make_data(examples: int = 2048) -> TensorDataset:
-    """Users, features, and whether each user clicked and bought."""
+    """Return users, features, and whether each user clicked and bought."""
     user, x = torch.randint(200, (examples,)), torch.randn(examples, 4)
     liking = x.sum(1) + user / 100 - 1
     return TensorDataset(user, x, (liking > 0).float(), (liking - x[:, 0] > 1).float())

@@ -17,7 +17,7 @@ import gdod
 
 
 def make_data(examples: int = 2048) -> TensorDataset:
-    """Users, features, and whether each user clicked and bought."""
+    """Return users, features, and whether each user clicked and bought."""
     user, x = torch.randint(200, (examples,)), torch.randn(examples, 4)
     liking = x.sum(1) + user / 100 - 1
     return TensorDataset(user, x, (liking > 0).float(), (liking - x[:, 0] > 1).float())
@@ -63,8 +63,8 @@ def main(devices: int = 1, batch: int = 128) -> None:
         enable_progress_bar=False,
     )
     trainer.fit(model, DataLoader(make_data(), batch_size=batch // devices))
-    found = trainer.callback_metrics
-    print(f"process {trainer.global_rank}: click {found['click']:.6f}, buy {found['buy']:.6f}", flush=True)
+    losses = trainer.callback_metrics
+    print(f"process {trainer.global_rank}: click {losses['click']:.6f}, buy {losses['buy']:.6f}", flush=True)
 
 
 if __name__ == "__main__":

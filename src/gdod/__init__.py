@@ -1,14 +1,17 @@
 """Multi-task training without tasks fighting over shared parameters: GDOD (CIKM 2022) for PyTorch.
 
 Names are loaded when they are first used, so that the command line's help need not wait for torch. (That
-is also why `backward` lives in a module of another name: a module `gdod.backward` would hide it.)
+is also why `backward` lives in a module of another name: a module `gdod.backward` would hide it.) `gdod.data` and
+`gdod.training` are not in `__all__`, because they need packages of the extra "cli".
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gdod import data, models, training
+    from gdod import data as data
+    from gdod import models
+    from gdod import training as training
     from gdod._backward import Accumulation, Info, backward
     from gdod.errors import InputError, MixingWarning, NonFiniteInputError
     from gdod.methods import (
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
         MGDA,
         CAGrad,
         Decomposition,
-        GDODAggregator,
-        GDODWeighting,
         GradNorm,
         GradReg,
         Gram,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         decompositions,
         method,
     )
+    from gdod.methods.torchjd import GDODAggregator, GDODWeighting
 
 __all__ = [
     "GDOD",
@@ -63,33 +65,34 @@ __all__ = [
     "Weights",
     "as_method",
     "backward",
-    "data",
     "decompositions",
     "method",
     "models",
-    "training",
 ]
 
-_ELSEWHERE = {
-    "Accumulation": "_backward",
-    "Info": "_backward",
-    "InputError": "errors",
-    "MixingWarning": "errors",
-    "NonFiniteInputError": "errors",
-    "backward": "_backward",
+# Where names are that are not of gdod.methods.
+_PLACES = {
+    "_backward": ("Accumulation", "Info", "backward"),
+    "methods.torchjd": ("GDODAggregator", "GDODWeighting"),
+    "errors": ("InputError", "MixingWarning", "NonFiniteInputError"),
 }
-_PACKAGES = {"data", "models", "training"}
 
 
 def __getattr__(name: str) -> object:
+    if name in ("data", "models", "training"):
+        try:
+            return import_module(f"gdod.{name}")
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"gdod.{name} needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
+            ) from error
     if name not in __all__:
         raise AttributeError(f"module 'gdod' has no attribute {name!r}")
-    if name in _PACKAGES:
-        return import_module(f"gdod.{name}")
-    value = getattr(import_module(f"gdod.{_ELSEWHERE.get(name, 'methods')}"), name)
+    place = next((place for place, names in _PLACES.items() if name in names), "methods")
+    value = getattr(import_module(f"gdod.{place}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, "data", "training"]

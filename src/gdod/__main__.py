@@ -1,4 +1,4 @@
-"""`python -m gdod`, for instance under torchrun: `torchrun --nproc-per-node 4 -m gdod train ...`."""
+"""The command line as `python -m gdod`, for instance: `torchrun --nproc-per-node 4 -m gdod train ...`."""
 
 from gdod.cli import app
 

@@ -1,18 +1,26 @@
 """Checks of options, with errors that say what was passed, what was expected and what to do."""
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from gdod.errors import InputError
 
 
+def check_whole(name: str, value: object, at_least: int, expected: str = "") -> None:
+    """Raise unless the value is an int of at least ``at_least``; ``expected`` says so in other words."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise InputError(f"{name}={value!r}; expected {expected or f'a whole number of at least {at_least}'}")
+
+
 def check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}={value!r}; expected a whole number of at least 1")
+    """Raise unless the value is an int of at least 1."""
+    check_whole(name, value, 1)
 
 
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise unless the value is one of the known names; the error lists them and names the nearest."""
     known = tuple(known)
     if value not in known:
         expected = ", ".join(map(repr, known))
@@ -27,17 +35,34 @@ def nearest(value: object, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Return the names in quotes, with commas, and at most so many of them."""
+    """Return the names in quotes, separated by commas; after ``most`` of them only the number of the others."""
     names = tuple(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + more
 
 
-def check_number(name: str, value: object, *, at_least: float = -math.inf, above: float = -math.inf) -> None:
-    """A finite number, not below ``at_least``, and greater than ``above``."""
+def check_number(
+    name: str,
+    value: object,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    """Raise unless the value is a finite number within the bounds."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not (at_least <= float(value) and above < float(value)):  # type: ignore[arg-type]
-        bound = (
-            f" of at least {at_least:g}" if at_least > -math.inf else f" above {above:g}" if above > -math.inf else ""
-        )
-        raise InputError(f"{name}={value!r}; expected a number{bound}")
+    if not number or not (at_least <= float(value) <= at_most and above < float(value) < below):  # type: ignore[arg-type]
+        bounds = {"of at least": at_least, "above": above, "of at most": at_most, "below": below}
+        expected = " and".join(f" {words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
+        raise InputError(f"{name}={value!r}; expected a number{expected}")
+
+
+def version_problem(package: str, installed: str, tested: str) -> str | None:
+    """Return what is wrong and what to do if an installed version is not of the tested release ("2.13"), else None."""
+    if re.match(re.escape(tested) + r"(?!\d)", installed):
+        return None
+    return (
+        f"{package} {installed} is installed, but gdod uses private parts of {package} that it was tested with in "
+        f"{tested}.* only. Install that version: pip install '{package}=={tested}.*'"
+    )

@@ -1,13 +1,13 @@
-"""What the library raises and warns about."""
+"""The exceptions that the library raises and the warnings that it gives."""
 
 
 class InputError(ValueError):
-    """Something was passed that cannot be used; nothing has been written to any `.grad`."""
+    """An input cannot be used; the message says why and what to do. No `.grad` has been written to."""
 
 
 class NonFiniteInputError(InputError):
-    """Losses, or their gradients, are infinite or not a number; nothing has been written to any `.grad`."""
+    """Losses or their gradients are infinite or not a number. No `.grad` has been written to."""
 
 
 class MixingWarning(UserWarning):
-    """Examples of a batch influence each other's losses, so that rows need a backward pass each."""
+    """Examples of a batch influence each other's losses, so that each row needs a backward pass of its own."""

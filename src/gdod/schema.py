@@ -1,12 +1,12 @@
-"""What goes into a model and what comes out: the fields of an example, a batch of them, the tasks.
+"""The description of a model's input and output: the fields of an example, a batch of examples, the tasks.
 
-A schema is a pure description. How a table of text and numbers becomes ids is no matter of the
-models; they ask for ids from 1 on, with 0 kept for "missing or never seen".
+A schema says nothing about how a table of text and numbers becomes ids. Models take ids from 1 on, with 0
+for "missing or never seen".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
@@ -24,38 +24,36 @@ KINDS: tuple[Kind, ...] = ("binary", "regression", "multiclass")
 
 
 @dataclass(frozen=True)
-class Categorical:
-    """One id an example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
-
+class _Field:
     name: str
+
+
+@dataclass(frozen=True)
+class _IdField(_Field):
     cardinality: int
 
     def __post_init__(self) -> None:
         check_positive(f"cardinality of {self.name!r}", self.cardinality)
 
 
-@dataclass(frozen=True)
-class Numeric:
-    """One number an example, already brought to a scale near 1."""
-
-    name: str
+class Categorical(_IdField):
+    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
 
 
-@dataclass(frozen=True)
-class Sequence:
-    """A list of ids an example, each 1 to ``cardinality``, filled up with 0. Their vectors are
-    averaged; an empty list gives a zero vector."""
+class Numeric(_Field):
+    """A field with one number for each example, already brought to a scale near 1."""
 
-    name: str
-    cardinality: int
 
-    def __post_init__(self) -> None:
-        check_positive(f"cardinality of {self.name!r}", self.cardinality)
+class Sequence(_IdField):
+    """A field with a list of ids for each example, each 1 to ``cardinality``, filled up with 0.
+
+    The vectors of the ids are averaged; an empty list gives a zero vector.
+    """
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted: a probability, a number, or one of ``classes``."""
+    """A task of a model: to predict a probability, a number, or one of ``classes``."""
 
     name: str
     kind: Kind = "binary"
@@ -74,12 +72,12 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Numbers that a tower gives for an example."""
+        """Return how many numbers a model gives for one example of this task."""
         return self.classes or 1
 
 
 class Batch(NamedTuple):
-    """The input of a model, its columns in the order of the schema. `Schema.batch` makes one."""
+    """The input of a model: B examples, their fields in the order of the schema. `Schema.batch` makes one."""
 
     categorical: Tensor  # [B, F] int64
     numeric: Tensor  # [B, G] floating point
@@ -90,25 +88,21 @@ class Batch(NamedTuple):
         return len(self.categorical)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
-        return self._replace(
-            categorical=self.categorical.to(device),
-            numeric=self.numeric.to(device),
-            sequences=tuple(ids.to(device) for ids in self.sequences),
-        )
+        """Return the same batch on another device."""
+        return self._each(lambda values: values.to(device))
 
     def take(self, examples: Tensor | slice) -> Self:
-        """Some examples, chosen by index or by slice."""
-        return self._replace(
-            categorical=self.categorical[examples],
-            numeric=self.numeric[examples],
-            sequences=tuple(ids[examples] for ids in self.sequences),
-        )
+        """Return a batch of some of the examples, chosen by index or by slice."""
+        return self._each(lambda values: values[examples])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        sequences = tuple(change(ids) for ids in self.sequences)
+        return self._replace(categorical=change(self.categorical), numeric=change(self.numeric), sequences=sequences)
 
 
 @dataclass(frozen=True, init=False)
 class Schema:
-    """The fields of an example, for instance
+    """The fields of an example, for instance:
 
     Schema(
         categorical=[Categorical("city", 50)],
@@ -136,19 +130,19 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        fields: tuple[Categorical | Numeric | Sequence, ...]
-        fields = (*self.categorical, *self.numeric, *self.sequences)
+        """Return the names of all fields: categorical, numeric, sequences."""
+        fields: tuple[_Field, ...] = (*self.categorical, *self.numeric, *self.sequences)
         return tuple(field.name for field in fields)
 
     def batch(self, columns: Mapping[str, Tensor]) -> Batch:
-        """Puts named columns in order: [B] for single fields, [B, L] for sequences.
+        """Return a batch of named columns: [B] for categorical and numeric fields, [B, L] for sequences.
 
         Columns that the schema does not name are left out.
         """
         if missing := [name for name in self.names if name not in columns]:
             raise InputError(
                 f"the columns {', '.join(map(repr, missing))} are missing; "
-                f"found {', '.join(map(repr, columns)) or 'none'}"
+                f"the columns given are {', '.join(map(repr, columns)) or 'none'}"
             )
         import torch
 
@@ -167,6 +161,7 @@ class Schema:
 
 
 def check_tasks(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Return the tasks as a tuple, and raise if there is none or two have the same name."""
     tasks = _all(Task, tasks)
     if not tasks:
         raise InputError("there is no task; give at least one, e.g. [Task('click')]")
@@ -175,11 +170,11 @@ def check_tasks(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _all(kind: type[T], items: Iterable[T]) -> tuple[T, ...]:
-    found = tuple(items)
-    for item in found:
+    checked = tuple(items)
+    for item in checked:
         if not isinstance(item, kind):
-            raise InputError(f"found {item!r} where {kind.__name__}(...) was expected")
-    return found
+            raise InputError(f"{item!r} was given where {kind.__name__}(...) was expected")
+    return checked
 
 
 def _check_names(what: str, names: tuple[str, ...]) -> None:

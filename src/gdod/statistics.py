@@ -1,4 +1,4 @@
-"""What runs with several seeds say: means, paired differences from a baseline, ranks.
+"""Compare runs over several seeds: means, paired differences from a baseline, ranks.
 
 Methods are compared seed by seed, because a seed fixes the split, the first weights and the order of
 examples, and these move the results more than the methods do. Only seeds that both sides finished count.
@@ -20,47 +20,50 @@ Case = TypeVar("Case", bound=Hashable)
 
 @dataclass(frozen=True)
 class Summary:
-    """Results of one setting over its seeds."""
+    """Mean and spread of the results of one setting over its seeds."""
 
     n: int
+    """The number of results."""
     mean: float | None
     sd: float | None
-    """Standard deviation of the sample (n - 1); None below two results."""
+    """The standard deviation of the sample (n - 1); None below two results."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a setting lies above the baseline, over the seeds that both finished."""
+    """The mean difference between a setting and the baseline, over the seeds that both finished."""
 
     n: int
+    """The number of common seeds."""
     mean: float | None
     sd: float | None
+    """The standard deviation of the differences (n - 1); None below two common seeds."""
     low: float | None
     high: float | None
-    """Ends of the interval of Student's t for the mean; None below two common seeds."""
+    """The ends of the confidence interval of the mean, by Student's t; None below two common seeds."""
     p: float | None
-    """Two-sided, of the paired t-test."""
+    """The two-sided p-value of the paired t-test."""
     note: str | None = None
-    """Why something is None."""
+    """The reason why there is no interval or no p-value, or why they mean little."""
 
 
 def summarise(values: Sequence[float | None]) -> Summary:
-    """Mean and standard deviation of the results that are there: None and nan are left out."""
-    found = [value for value in values if _is_number(value)]
-    if not found:
+    """Return the mean and standard deviation of the results that are numbers; None and nan are left out."""
+    results = [value for value in values if _is_number(value)]
+    if not results:
         return Summary(0, None, None)
-    return Summary(len(found), _mean(found), _sd(found))
+    return Summary(len(results), _mean(results), _sd(results))
 
 
 def paired_difference(
     values: Mapping[Case, float | None], baseline: Mapping[Case, float | None], *, confidence: float = 0.95
 ) -> Difference:
-    """`values` minus `baseline`, by seed, with the paired t-test and its interval.
+    """Return the mean of `values` minus `baseline` seed by seed, with the paired t-test and its interval.
 
     Args:
         values: results by seed (or any other name of a repetition); missing ones may be None or nan.
-        baseline: the same of what it is compared with.
-        confidence: of the interval.
+        baseline: results of the setting to compare with, by seed.
+        confidence: the confidence of the interval, between 0 and 1.
     """
     check_number("confidence", confidence, above=0)
     if confidence >= 1:
@@ -87,7 +90,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected for their number (Holm 1979): the chance of any false alarm among them all.
+    """Return p-values corrected for their number (Holm 1979), which bounds the chance of any false alarm.
 
     None stays None and does not count as a comparison.
     """
@@ -106,14 +109,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def average_ranks(
     results: Mapping[Name, Mapping[Case, float | None]], higher_is_better: Mapping[Case, bool] | bool = True
 ) -> dict[Name, float | None]:
-    """The mean place of each setting over the cases, 1 is best; equal results share their places' mean.
-
-    Args:
-        results: by setting and case; a case is whatever is compared at once, such as (task, seed).
-        higher_is_better: for all cases, or by case.
+    """Return the mean place of each setting over the cases: 1 is best, and equal results share their places' mean.
 
     Only cases in which every setting with any result has one count, so that places mean the same for
-    all. None for a setting without results, and for all if no such case is left.
+    all. The place is None for a setting without results, and for all if no such case is left.
+
+    Args:
+        results: results by setting and case; a case is whatever is compared at once, such as (task, seed).
+        higher_is_better: whether higher results are better, for all cases or by case.
     """
     known = {
         name: {case: value for case, value in cases.items() if _is_number(value)} for name, cases in results.items()
@@ -129,7 +132,7 @@ def average_ranks(
             better = sum(other < loss for other in losses.values())
             equal = sum(other == loss for other in losses.values())
             places[name].append(better + (equal + 1) / 2)
-    return {name: _mean(found) if found else None for name, found in places.items()}
+    return {name: _mean(own) if own else None for name, own in places.items()}
 
 
 def delta_m(
@@ -137,15 +140,15 @@ def delta_m(
     single_task: Mapping[Case, float | None],
     higher_is_better: Mapping[Case, bool] | bool = True,
 ) -> float | None:
-    """Δm in per cent (Maninis et al. 2019): the mean relative gain over single-task models.
+    """Return Δm in per cent (Maninis et al. 2019): the mean relative gain over single-task models.
+
+    Above 0 is better than single-task models. (Some papers print the loss, with the other sign.) None if
+    a task lacks either figure, or a single-task figure is 0.
 
     Args:
         values: one metric for each task.
         single_task: the same metrics of models trained on that task alone.
         higher_is_better: for all tasks, or by task; where lower is better, a decrease is a gain.
-
-    Above 0: better than single-task models. (Some papers print the loss, with the other sign.) None if
-    a task lacks either figure, or a single-task figure is 0.
     """
     if set(values) != set(single_task) or not values:
         return None

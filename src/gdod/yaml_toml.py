@@ -1,4 +1,4 @@
-"""What people write in YAML and TOML, as plain values. Whatever is wrong with it, there is one kind of error."""
+"""Parse YAML and TOML that people wrote. Whatever is wrong with the text, the error is an `InputError`."""
 
 import re
 import tomllib
@@ -33,17 +33,18 @@ PlainWordsLoader.yaml_implicit_resolvers = {
 
 
 def parse_yaml(text: str, what: str, loader: type[UniqueKeyLoader] = UniqueKeyLoader) -> Any:
-    """``what`` it is, for the message, such as "the schema ads.yaml"."""
+    """Return the value of a YAML text. ``what`` the text is, such as "the schema ads.yaml", begins the error."""
     try:
         return yaml.load(text, loader)
     except RecursionError as error:
         raise InputError(f"{what} is nested too deeply") from error
-    # What stands for no value, such as the date 2024-13-45, is an error of any kind in the library.
+    # A text without a value, such as the date 2024-13-45, is an error of any kind in the library.
     except Exception as error:
         raise InputError(f"{what} is not valid YAML: {error or type(error).__name__}") from error
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """Return the table of a TOML text. ``what`` the text is, such as "the schema ads.toml", begins the error."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -53,7 +54,7 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
 
 
 def parse_value(text: str, what: str | None = None) -> Any:
-    """One value as YAML has it; 1e-3 is a number, too."""
-    found = parse_yaml(text, what or f"the value {text!r}")
-    number = isinstance(found, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", found, re.IGNORECASE)
-    return float(found) if number else found
+    """Return the value of a YAML text, such as an option's; unlike in YAML 1.1, 1e-3 is a number, too."""
+    value = parse_yaml(text, what or f"the value {text!r}")
+    number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
+    return float(value) if number else value

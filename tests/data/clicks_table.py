@@ -1,5 +1,6 @@
 """A small table of clicks that the tests of the data room share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def write(folder: Path, frame: pl.DataFrame | None = None, name: str = "clicks.c
     return path
 
 
-def schema(split: dict[str, object] | None = None, **columns: object) -> TableSchema:
-    """The schema of the clicks, with some columns or the split changed; None takes a column out."""
+def schema(split: Mapping[str, object] | None = None, **columns: object) -> TableSchema:
+    """Return the schema of the clicks, with some columns or the split changed; None takes a column out."""
     changed = {name: kind for name, kind in {**COLUMNS, **columns}.items() if kind is not None}
     return TableSchema(columns=changed, split=split or {"by": "random"})

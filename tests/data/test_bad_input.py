@@ -15,7 +15,7 @@ from gdod.data.preparing import cache
 
 
 def refusal(source: Path, table: TableSchema = SCHEMA) -> str:
-    """The message; nothing may be left behind in the cache."""
+    """Return the error's message; nothing may be left behind in the cache."""
     cache = source.parent / "cache"
     good = write(source.parent / "good", name="good.csv")
     load(good, schema=SCHEMA, cache=cache)

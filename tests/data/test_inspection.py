@@ -32,12 +32,12 @@ def test_columns_are_told_apart(tmp_path: Path) -> None:
 
 def test_counts_are_right(tmp_path: Path) -> None:
     table = clicks()
-    found = {column.name: column for column in inspect(write(tmp_path, table)).columns}
-    assert found["user"].values == table["user"].n_unique()
-    assert found["age"].missing == table["age"].null_count() > 0
-    assert (found["age"].low, found["age"].high) == (table["age"].min(), table["age"].max())
-    assert found["click"].rate == pytest.approx(table["click"].mean())
-    assert found["seen"].values == 19
+    columns = {column.name: column for column in inspect(write(tmp_path, table)).columns}
+    assert columns["user"].values == table["user"].n_unique()
+    assert columns["age"].missing == table["age"].null_count() > 0
+    assert (columns["age"].low, columns["age"].high) == (table["age"].min(), table["age"].max())
+    assert columns["click"].rate == pytest.approx(table["click"].mean())
+    assert columns["seen"].values == 19
 
 
 def test_the_same_from_parquet_with_lists_and_times(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_named_labels_of_every_kind(tmp_path: Path) -> None:
             "price": [float(k) / 3 for k in range(60)],
         }
     )
-    found = inspect(write(tmp_path, table), labels=["sex", "stars", "price"]).schema().labels
-    assert (found["sex"].kind, found["sex"].positive) == ("binary", ("f",))
-    assert (found["stars"].kind, found["price"].kind) == ("multiclass", "regression")
+    labels = inspect(write(tmp_path, table), labels=["sex", "stars", "price"]).schema().labels
+    assert (labels["sex"].kind, labels["sex"].positive) == ("binary", ("f",))
+    assert (labels["stars"].kind, labels["price"].kind) == ("multiclass", "regression")
 
 
 def test_no_label_and_an_unknown_label(tmp_path: Path) -> None:
@@ -73,18 +73,18 @@ def test_no_label_and_an_unknown_label(tmp_path: Path) -> None:
 
 
 def test_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
-    found = inspect(write(tmp_path), most_rows=100)
-    assert (found.rows, found.whole) == (100, False)
-    assert "the first 100 rows" in found.to_yaml()
+    inspection = inspect(write(tmp_path), most_rows=100)
+    assert (inspection.rows, inspection.whole) == (100, False)
+    assert "the first 100 rows" in inspection.to_yaml()
     assert inspect(write(tmp_path)).whole
 
 
 def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
     names = ["a: b", "yes", "12", "ü", "#x", "'q'", "null", "-", "a b"]
     table = pl.DataFrame({name: ["u", "v"] * 10 for name in names} | {"click": [0, 1] * 10})
-    found = inspect(write(tmp_path, table), labels=["click", "yes"])
-    (tmp_path / "s.yaml").write_text(found.to_yaml())
-    assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
+    inspection = inspect(write(tmp_path, table), labels=["click", "yes"])
+    (tmp_path / "s.yaml").write_text(inspection.to_yaml())
+    assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()
 
 
 @pytest.mark.parametrize("sign", ["\x7f", "\x85", "\u2028", "\u2029", "\ufffe", "\x1b", "\n", "\U000e0001", "😀"])
@@ -93,9 +93,9 @@ def test_signs_that_yaml_has_no_place_for_survive_it(tmp_path: Path, sign: str) 
     name = f"a{sign}b"
     table = pl.DataFrame({name: ["u", "v"] * 10, "sex": ["m", name] * 10, "odd": [{name: 1}] * 20})
     table.write_parquet(tmp_path / f"{name}.parquet")
-    found = inspect(tmp_path / f"{name}.parquet", labels=["sex"])
-    (tmp_path / "s.yaml").write_text(found.to_yaml(), "utf-8")
-    assert TableSchema.read(tmp_path / "s.yaml") == found.schema()
+    inspection = inspect(tmp_path / f"{name}.parquet", labels=["sex"])
+    (tmp_path / "s.yaml").write_text(inspection.to_yaml(), "utf-8")
+    assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()
 
 
 def test_names_in_other_scripts_stay_readable(tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_names_in_other_scripts_stay_readable(tmp_path: Path) -> None:
 def test_truths_are_no_features(tmp_path: Path) -> None:
     """A column true_... says what cannot be known; it is ignored, and the schema says why."""
     table = pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5] * 5, "true_click": [0.1, 0.9] * 10, "click": [0, 1] * 10})
-    found = inspect(write(tmp_path, table))
-    assert found.schema().features == ("x",)
-    assert "true_click: ignore" in found.to_yaml()
-    assert "named as a truth" in found.to_yaml()
+    inspection = inspect(write(tmp_path, table))
+    assert inspection.schema().features == ("x",)
+    assert "true_click: ignore" in inspection.to_yaml()
+    assert "named as a truth" in inspection.to_yaml()
     named = inspect(write(tmp_path, table), labels=["true_click"]).schema()
     assert tuple(named.labels) == ("true_click",)
 
@@ -123,9 +123,9 @@ def test_what_people_do_is_a_label(tmp_path: Path, name: str) -> None:
 
 
 def test_a_label_that_is_not_named_is_no_feature(tmp_path: Path) -> None:
-    found = inspect(write(tmp_path, clicks(2000)), labels=["buy"])
-    assert {column.name: column.type for column in found.columns}["click"] == "ignore"
-    assert "may give the answer away" in found.to_yaml()
+    inspection = inspect(write(tmp_path, clicks(2000)), labels=["buy"])
+    assert {column.name: column.type for column in inspection.columns}["click"] == "ignore"
+    assert "may give the answer away" in inspection.to_yaml()
 
 
 def test_names_and_values_in_brackets_are_shown(tmp_path: Path) -> None:

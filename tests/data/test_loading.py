@@ -39,9 +39,9 @@ def test_a_test_file_is_never_trained_on(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"folder": logs, "pattern": f"{logs}/*.csv", "relative": "logs"}[source]
+    given: dict[str, str | Path] = {"folder": logs, "pattern": f"{logs}/*.csv", "relative": "logs"}
     name = str(logs / "test.csv") if name == "ABSOLUTE" else name
-    assert sizes(loaded(given, f"test: {name}", tmp_path)) == (180, 20, 100)
+    assert sizes(loaded(given[source], f"test: {name}", tmp_path)) == (180, 20, 100)
 
 
 def test_nor_is_one_that_is_there_under_another_name(logs: Path, tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_one_file_cannot_be_two_parts(logs: Path, tmp_path: Path) -> None:
 def test_parts_in_folders_of_their_own(tmp_path: Path) -> None:
     for part, rows in (("train", 200), ("test", 100), ("validation", 50)):
         table(tmp_path / "data" / part / "a.csv", rows)
-    found = loaded(f"{tmp_path}/data/*/*.csv", "test: test, validation: validation/a.csv", tmp_path)
-    assert sizes(found) == (200, 50, 100)
+    data = loaded(f"{tmp_path}/data/*/*.csv", "test: test, validation: validation/a.csv", tmp_path)
+    assert sizes(data) == (200, 50, 100)
     with pytest.raises(InputError, match=r"leads out of .* with a pattern"):
         loaded(tmp_path / "data" / "train", "test: ../test", tmp_path)
 
@@ -67,7 +67,7 @@ def test_a_folder_with_the_name_of_a_data_set(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "ads" / "a.csv", 100)
     for source in ("./ads", Path("ads"), Path("./ads")):
-        assert set(load(source, cache="cache").encoder.table.columns) == {"age", "click"}
+        assert set(load(source, cache="cache").encoder.table_schema.columns) == {"age", "click"}
 
 
 def test_what_would_be_ignored_is_refused(logs: Path, tmp_path: Path) -> None:

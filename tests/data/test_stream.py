@@ -70,7 +70,7 @@ def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
 def test_auc_does_not_suffer_from_streaming(tmp_path: Path) -> None:
     path = write(tmp_path, _sorted_table(60_000))
     table = TableSchema(columns={"user": "categorical", "item": "categorical", "click": "label"})
-    found = {}
+    aucs = {}
     for stream in (False, True):
         data = load(path, schema=table, cache=tmp_path / "c", stream=stream)
         train = data.train
@@ -88,9 +88,9 @@ def test_auc_does_not_suffer_from_streaming(tmp_path: Path) -> None:
         with torch.no_grad():
             pairs = [(step.labels["click"], model(step.batch)["click"]) for step in data.test.batches(4096)]
         labels, scores = (torch.cat(list(column)).numpy() for column in zip(*pairs, strict=True))
-        found[stream] = _auc(labels, scores)
-    assert found[False] > 0.8  # it has learned something
-    assert abs(found[True] - found[False]) < 0.004
+        aucs[stream] = _auc(labels, scores)
+    assert aucs[False] > 0.8  # it has learned something
+    assert abs(aucs[True] - aucs[False]) < 0.004
 
 
 LIMITED = """

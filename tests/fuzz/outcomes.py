@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from gdod.errors import InputError
-from gdod.training.stops import NonFiniteError
+from gdod.training.interruption import NonFiniteError
 
 T = TypeVar("T")
 
 
 def attempt(call: Callable[[], T]) -> T | None:
-    """The result; None if the input was refused. Any other exception, and any warning, is a failure."""
+    """Return the result; None if the input was refused. Any other exception, and any warning, is a failure."""
     try:
         return call()
     except (InputError, NonFiniteError) as error:
@@ -25,5 +25,5 @@ def attempt(call: Callable[[], T]) -> T | None:
 
 
 def content(folder: Path) -> dict[Path, bytes]:
-    """All files below a folder."""
+    """Return all files below a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

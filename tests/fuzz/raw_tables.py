@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -80,18 +80,18 @@ PLAIN = ["binary", "few", "whole", "number", "list"]
 
 
 @dataclass(frozen=True)
-class RawTable:
+class TableFile:
     """A file, and the columns that are to be predicted."""
 
     content: bytes
     ending: str
     labels: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]
-    """Name and kind, for whoever reads of a failure."""
+    """The name and kind of each column, for whoever reads of a failure."""
 
 
 @st.composite
-def text_tables(draw: st.DrawFn) -> RawTable:
+def text_tables(draw: st.DrawFn) -> TableFile:
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=draw(st.integers(0, 15)) > 0))
     kinds = [draw(st.sampled_from([*PLAIN, *PLAIN, *CELLS])) for _ in names]
     # A label of two values is what most tables have; without one there is little to go on with.
@@ -111,7 +111,8 @@ def text_tables(draw: st.DrawFn) -> RawTable:
     ending = draw(st.sampled_from([".csv", ".tsv", ".txt"]))
     separator = "\t" if ending == ".tsv" else draw(st.sampled_from([",", ",", ";", "|", "\t"]))
     out = io.StringIO()
-    how = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    ways: list[Literal[0, 1]] = [csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL]
+    how = draw(st.sampled_from(ways))
     writer = csv.writer(out, delimiter=separator, quoting=how, lineterminator=draw(st.sampled_from(["\n", "\r\n"])))
     writer.writerow(names)
     writer.writerows(zip(*columns, strict=True))
@@ -119,7 +120,7 @@ def text_tables(draw: st.DrawFn) -> RawTable:
     content = out.getvalue().encode(encoding, "replace")
     compressed = draw(st.sampled_from(["", "", "", "", *PACKED]))
     content = draw(damaged(PACKED[compressed](content) if compressed else content))
-    return RawTable(content, ending + compressed, _labels(draw, names), tuple(zip(names, kinds, strict=True)))
+    return TableFile(content, ending + compressed, _labels(draw, names), tuple(zip(names, kinds, strict=True)))
 
 
 def _zstd(content: bytes) -> bytes:
@@ -133,7 +134,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2
 
 
 def _labels(draw: st.DrawFn, names: list[str]) -> tuple[str, ...]:
-    """None: they are to be found."""
+    """Return labels to name; none of them: they are to be inferred."""
     wrong = ["absent"] if draw(st.integers(0, 15)) == 0 else []
     return () if draw(st.booleans()) else tuple(draw(st.lists(st.sampled_from([*names, *wrong]), max_size=2)))
 
@@ -188,7 +189,7 @@ TYPED: dict[str, Callable[[int], pl.Series]] = {
 
 
 @st.composite
-def parquet_tables(draw: st.DrawFn) -> RawTable:
+def parquet_tables(draw: st.DrawFn) -> TableFile:
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
     rows = draw(st.sampled_from([40, 40, 40, 12, 1, 0]))
     kinds = [draw(st.sampled_from(list(TYPED))) for _ in names]
@@ -198,4 +199,4 @@ def parquet_tables(draw: st.DrawFn) -> RawTable:
     out = io.BytesIO()
     frame.write_parquet(out, row_group_size=draw(st.sampled_from([None, 7])))
     told = tuple(zip(names, kinds, strict=True))
-    return RawTable(draw(damaged(out.getvalue())), ".parquet", _labels(draw, names), told)
+    return TableFile(draw(damaged(out.getvalue())), ".parquet", _labels(draw, names), told)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz.outcomes import attempt, content
-from tests.fuzz.raw_tables import RawTable, parquet_tables, text_tables
+from tests.fuzz.raw_tables import TableFile, parquet_tables, text_tables
 
 from gdod.data import Dataset, Inspection, TableSchema, inspect, load
 from gdod.training import check_config, load_run, train
@@ -21,17 +21,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tables")
 
 
-def go_through(folder: Path, table: RawTable, stream: bool, split: str) -> str:
-    """How far it went."""
+def go_through(folder: Path, table: TableFile, stream: bool, split: str) -> str:
+    """Return the step at which the table was refused, or how its predictions went."""
     work = folder / "work"
     rmtree(work, ignore_errors=True)
     work.mkdir()
     path = work / f"table{table.ending}"
     path.write_bytes(table.content)
-    found = attempt(lambda: inspect(path, labels=table.labels))
-    if found is None:
+    inspection = attempt(lambda: inspect(path, labels=table.labels))
+    if inspection is None:
         return "not read"
-    schema = schema_of(found, split)
+    schema = schema_of(inspection, split)
     if schema is None:
         return "no schema"
     data = prepared(path, schema, work / "cache", stream)
@@ -42,16 +42,16 @@ def go_through(folder: Path, table: RawTable, stream: bool, split: str) -> str:
     return predicted(work, path, data)
 
 
-def schema_of(found: Inspection, split: str) -> TableSchema | None:
-    """From what was found, or from the file that a person would edit: both are the same."""
-    schema = attempt(found.schema)
-    written = attempt(lambda: TableSchema.parse(found.to_yaml(), Path("schema.yaml")))
+def schema_of(inspection: Inspection, split: str) -> TableSchema | None:
+    """Return the inferred schema with the split; it is the same as in the file that a person would edit."""
+    schema = attempt(inspection.schema)
+    written = attempt(lambda: TableSchema.parse(inspection.to_yaml(), Path("schema.yaml")))
     if schema is None:
         return None
     assert written == schema
     if split == "random":
         return schema
-    column = found.columns[0].name
+    column = inspection.columns[0].name
     return attempt(lambda: TableSchema(**{**schema.to_json(), "split": {"by": split, "column": column}}))
 
 
@@ -83,7 +83,7 @@ def predicted(work: Path, path: Path, data: Dataset) -> str:
     assert len(made) == rows
     assert all(made[name].is_finite().all() for name in made.columns)
     attempt(lambda: evaluate_file(run, path))
-    kept = attempt(lambda: predict_file(run, path, work / "kept.csv", keep=[data.encoder.table.features[0]]))
+    kept = attempt(lambda: predict_file(run, path, work / "kept.csv", keep=[data.encoder.table_schema.features[0]]))
     assert kept is None or kept.rows == rows
     return "predicted"
 
@@ -93,13 +93,15 @@ SPLITS = st.sampled_from(["random", "random", "random", "time", "group"])
 
 @settings(max_examples=80)
 @given(text_tables(), st.booleans(), SPLITS)
-def test_any_text_becomes_predictions_or_is_refused(folder: Path, table: RawTable, stream: bool, split: str) -> None:
+def test_any_text_becomes_predictions_or_is_refused(folder: Path, table: TableFile, stream: bool, split: str) -> None:
     go_through(folder, table, stream, split)
 
 
 @settings(max_examples=50)
 @given(parquet_tables(), st.booleans(), SPLITS)
-def test_any_parquet_becomes_predictions_or_is_refused(folder: Path, table: RawTable, stream: bool, split: str) -> None:
+def test_any_parquet_becomes_predictions_or_is_refused(
+    folder: Path, table: TableFile, stream: bool, split: str
+) -> None:
     go_through(folder, table, stream, split)
 
 
@@ -107,6 +109,6 @@ def test_any_parquet_becomes_predictions_or_is_refused(folder: Path, table: RawT
 @settings(max_examples=800)
 @given(text_tables() | parquet_tables(), st.booleans(), SPLITS)
 def test_any_table_becomes_predictions_or_is_refused_at_length(
-    folder: Path, table: RawTable, stream: bool, split: str
+    folder: Path, table: TableFile, stream: bool, split: str
 ) -> None:
     go_through(folder, table, stream, split)

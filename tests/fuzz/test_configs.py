@@ -29,14 +29,14 @@ OPTIONS = sorted(
 
 
 def _paths(model: type[BaseModel], above: str = "") -> list[str]:
-    found = []
+    paths = []
     for name, field in model.model_fields.items():
         path = above + (field.alias or name)
         below = field.annotation
-        found.append(path)
+        paths.append(path)
         if isinstance(below, type) and issubclass(below, BaseModel):
-            found += _paths(below, path + ".")
-    return found
+            paths += _paths(below, path + ".")
+    return paths
 
 
 PATHS = [*_paths(TrainConfig), *(f"{part}.options.{name}" for part in ("model", "method") for name in OPTIONS)]
@@ -52,17 +52,17 @@ SETTINGS = st.dictionaries(st.sampled_from(PATHS) | WORDS, VALUES, max_size=5)
 
 
 def nest(settings: dict[str, Any]) -> dict[str, Any]:
-    """Paths with dots as nested settings; where two want the same place, the later one has it."""
-    found: dict[str, Any] = {"data": {"source": "ads"}}
+    """Return settings with paths as nested settings; where two want the same place, the later one has it."""
+    nested: dict[str, Any] = {"data": {"source": "ads"}}
     for path, value in settings.items():
         *above, last = path.split(".")
-        place = found
+        place = nested
         for name in above:
             if not isinstance(place.get(name), dict):
                 place[name] = {}
             place = place[name]
         place[last] = value
-    return found
+    return nested
 
 
 def read(folder: Path, text: str, ending: str, options: dict[str, Any]) -> TrainConfig | None:
@@ -106,13 +106,13 @@ def test_any_option_of_the_command_is_checked_or_refused(pairs: list[tuple[str, 
 
 def told(pairs: list[tuple[str, str]]) -> None:
     options = [part for path, value in pairs for part in ("--set", f"{path}={value}")]
-    found = CliRunner().invoke(app, ["train", "--data", "ads", "--check", *options])
-    assert found.exit_code in (0, 2), found.exception
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    if found.exit_code == 0:
-        json.loads(found.stdout)
+    result = CliRunner().invoke(app, ["train", "--data", "ads", "--check", *options])
+    assert result.exit_code in (0, 2), result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    if result.exit_code == 0:
+        json.loads(result.stdout)
     else:
-        assert found.stderr
+        assert result.stderr
 
 
 SIZES = st.sampled_from([[], [1], [8], [8, 4], [0], 3])

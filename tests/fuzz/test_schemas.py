@@ -67,17 +67,17 @@ def columns(draw: st.DrawFn) -> dict[str, Any]:
         "click": ["label"],
         "buy": ["label"],
     }
-    found: dict[str, Any] = {}
+    chosen: dict[Any, Any] = {}
     for name in draw(st.lists(st.sampled_from(NAMES[:-2]), unique=True, min_size=2)) + NAMES[-2:]:
         right = draw(st.integers(0, 9)) > 0
         kind = draw(st.sampled_from(fitting[name] if right else [*COLUMN_TYPES, "lable"]))
         options = (
             draw(_keys(COLUMN_TYPES[kind], VALUES)) if kind in COLUMN_TYPES and draw(st.integers(0, 2)) == 0 else {}
         )
-        found[name] = {"type": kind, **options} if options else kind
+        chosen[name] = {"type": kind, **options} if options else kind
     if draw(st.integers(0, 9)) == 0:
-        found |= draw(st.dictionaries(LEAVES, ANYTHING, max_size=2))
-    return found
+        chosen |= draw(st.dictionaries(LEAVES, ANYTHING, max_size=2))
+    return chosen
 
 
 SCHEMAS = st.fixed_dictionaries(

@@ -44,7 +44,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 def toml(value: Any) -> str:
-    """A value as TOML has it; what TOML cannot say becomes something it may refuse."""
+    """Return a value as TOML has it; what TOML cannot say becomes something it may refuse."""
     if isinstance(value, dict):
         there = {key: item for key, item in value.items() if item is not None}
         return "{" + ", ".join(f"{json.dumps(str(key))} = {toml(item)}" for key, item in there.items()) + "}"

@@ -70,7 +70,7 @@ ROWS: dict[str, Tensor] = {
 
 
 def gram_of(rows: Tensor, losses: Tensor | None = None, groups: int = 1) -> Gram:
-    """Of rows [groups * tasks, D]."""
+    """Return the Gram matrix of rows [groups * tasks, D], for groups of equal size."""
     tasks = len(rows) // groups
     averages = torch.eye(tasks, dtype=torch.float64).repeat(1, groups) / groups
     return Gram(rows @ rows.T, averages, mean_losses=None if losses is None else lambda: losses)
@@ -83,9 +83,9 @@ def update(method: Method, rows: Tensor, losses: Tensor | None = None) -> Tensor
     return weights.rows @ rows
 
 
-def assert_near(found: Tensor, expected: Tensor, rows: Tensor, tolerance: float = 1e-9) -> None:
-    """Relative to the longest gradient: that is what rounding is relative to."""
-    assert float((found - expected).norm()) <= tolerance * float(rows.norm(dim=1).max())
+def assert_near(actual: Tensor, expected: Tensor, rows: Tensor, tolerance: float = 1e-9) -> None:
+    """Compare relative to the longest gradient, because that is what rounding is relative to."""
+    assert float((actual - expected).norm()) <= tolerance * float(rows.norm(dim=1).max())
 
 
 def saved_and_loaded(state: dict[str, object]) -> dict[str, object]:

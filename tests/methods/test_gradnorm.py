@@ -24,10 +24,10 @@ def test_is_algorithm_1_with_torchs_autograd(alpha: float, optimizer: str) -> No
     for gram in training(tasks=3, steps=25, missing=False):
         assert gram.losses is not None
         initial = gram.losses if initial is None else initial
-        found = method.weigh(gram)
-        assert found.heads is not None
-        torch.testing.assert_close(found.heads, weights.detach(), rtol=1e-11, atol=0)
-        torch.testing.assert_close(found.rows, weights.detach(), rtol=1e-11, atol=0)
+        given = method.weigh(gram)
+        assert given.heads is not None
+        torch.testing.assert_close(given.heads, weights.detach(), rtol=1e-11, atol=0)
+        torch.testing.assert_close(given.rows, weights.detach(), rtol=1e-11, atol=0)
         lengths = weights * gram.norms
         ratios = gram.losses / initial
         target = (lengths.mean() * (ratios / ratios.mean()) ** alpha).detach()
@@ -41,8 +41,8 @@ def test_is_algorithm_1_with_torchs_autograd(alpha: float, optimizer: str) -> No
 def test_frozen_values() -> None:
     method = GradNorm(1.5, lr=0.025)
     for step in range(3):
-        found = method.weigh(gram_of(torch.diag(losses_of(1.0, 4.0)), losses_of(1.0, 1.0 - 0.2 * step)))
-    torch.testing.assert_close(found.rows, losses_of(1.05, 0.95), rtol=0, atol=1e-3)
+        weights = method.weigh(gram_of(torch.diag(losses_of(1.0, 4.0)), losses_of(1.0, 1.0 - 0.2 * step)))
+    torch.testing.assert_close(weights.rows, losses_of(1.05, 0.95), rtol=0, atol=1e-3)
 
 
 def test_brings_gradients_to_a_common_length() -> None:
@@ -87,9 +87,9 @@ def test_a_task_without_labels_keeps_its_weight() -> None:
     before = method.task_weights.clone()
     rows = randn(3, 8)
     rows[1] = 0
-    found = method.weigh(gram_of(rows, losses_of(1.0, torch.nan, 2.0)))
-    assert found.heads is not None
-    assert float(found.heads[1]) == 0
+    weights = method.weigh(gram_of(rows, losses_of(1.0, torch.nan, 2.0)))
+    assert weights.heads is not None
+    assert float(weights.heads[1]) == 0
     assert float(method.task_weights[1]) == float(before[1])
     assert float(method.task_weights.sum()) == pytest.approx(3)
 
@@ -111,8 +111,8 @@ def test_weights_stay_positive_and_finite(rows: Tensor, value: float, optimizer:
     losses = torch.ones(len(rows), dtype=torch.float64)
     losses[-1] = value
     for _ in range(6):
-        found = method.weigh(gram_of(rows, losses))
-        assert bool(found.rows.isfinite().all())
+        weights = method.weigh(gram_of(rows, losses))
+        assert bool(weights.rows.isfinite().all())
         assert method.task_weights is not None
         assert float(method.task_weights.min()) > 0
         assert float(method.task_weights.sum()) == pytest.approx(len(rows))

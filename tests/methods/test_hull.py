@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.mgda import MGDA
-from gdod.methods.torchjd.to_torchjd import ExactProjector
+from gdod.methods.torchjd import ExactProjector
 
 
 def nearly(kind: str, seed: int) -> Tensor:

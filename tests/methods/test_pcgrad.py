@@ -56,8 +56,8 @@ def test_without_conflict_it_is_the_plain_sum() -> None:
 
 def test_the_order_is_random_and_seeded() -> None:
     rows = randn(5, 6, seed=4)
-    found = {tuple(update(PCGrad(seed), rows).tolist()) for seed in range(6)}
-    assert len(found) > 1
+    updates = {tuple(update(PCGrad(seed), rows).tolist()) for seed in range(6)}
+    assert len(updates) > 1
     assert torch.equal(update(PCGrad(3), rows), update(PCGrad(torch.Generator().manual_seed(3)), rows))
 
 

@@ -36,8 +36,8 @@ def test_starts_at_the_plain_sum() -> None:
 def test_frozen_values() -> None:
     method = Uncertainty(lr=0.1)
     for _ in range(3):
-        found = method.weigh_losses(losses_of(2.0, 0.25))
-    torch.testing.assert_close(found, losses_of(0.8187, 1.2214), rtol=0, atol=2e-3)
+        weights = method.weigh_losses(losses_of(2.0, 0.25))
+    torch.testing.assert_close(weights, losses_of(0.8187, 1.2214), rtol=0, atol=2e-3)
 
 
 def test_settles_where_weighted_losses_are_alike() -> None:
@@ -50,8 +50,8 @@ def test_settles_where_weighted_losses_are_alike() -> None:
 
 
 def test_a_likelihood_for_each_task() -> None:
-    found = Uncertainty(["regression", "classification"]).weigh_losses(losses_of(1.0, 1.0))
-    assert torch.equal(found, losses_of(0.5, 1.0))
+    weights = Uncertainty(["regression", "classification"]).weigh_losses(losses_of(1.0, 1.0))
+    assert torch.equal(weights, losses_of(0.5, 1.0))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -60,10 +60,10 @@ def test_a_task_without_labels_is_left_alone(optimizer: str) -> None:
     for step in range(9):
         losses = losses_of(1.0 + step, 0.2)
         without.weigh_losses(losses)
-        found = with_gaps.weigh_losses(losses)
+        weights = with_gaps.weigh_losses(losses)
         gap = with_gaps.weigh_losses(losses_of(torch.nan, torch.nan))
         assert torch.equal(gap, torch.zeros(2, dtype=torch.float64))
-    assert bool(found.isfinite().all())
+    assert bool(weights.isfinite().all())
     assert with_gaps.log_variances is not None
     assert without.log_variances is not None
     assert torch.equal(with_gaps.log_variances, without.log_variances)

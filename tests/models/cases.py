@@ -1,12 +1,16 @@
 """A small schema, tasks of every kind, examples of them, and models in several forms."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gdod.models import Batch, Categorical, Losses, Model, Numeric, Schema, Sequence, Task, per_example_losses
 from gdod.models import build as build_model
+from gdod.models.layers import Stack
+
+Part = TypeVar("Part", bound=nn.Module)
 
 SCHEMA = Schema(
     categorical=[Categorical("city", 5), Categorical("device", 3), Categorical("user", 40)],
@@ -84,8 +88,26 @@ def total(losses: Losses) -> Tensor:
     return torch.stack([loss.mean() for loss in losses.losses.values()]).sum()
 
 
+def of_type(kind: type[Part], parts: Iterable[nn.Module]) -> list[Part]:
+    """Return the modules of an `nn.ModuleList` with the type that all of them have."""
+    typed = []
+    for part in parts:
+        assert isinstance(part, kind)
+        typed.append(part)
+    return typed
+
+
+def weights_and_biases(stacks: Iterable[nn.Module], number: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the weight [in, out] and the bias [1, out] of one of the layers of each stack."""
+    layers = []
+    for stack in of_type(Stack, stacks):
+        assert stack.bias is not None
+        layers.append((stack.weight[number], stack.bias[number]))
+    return layers
+
+
 def shuffled(model: Model) -> Model:
-    """The model with all parameters random, so that a forgotten bias shows, which starts at zero."""
+    """Return the model with all parameters random, so that a forgotten bias shows, which starts at zero."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)

@@ -2,16 +2,22 @@
 
 import pytest
 import torch
-from tests.models.cases import TASKS, batch_of, build, shuffled
+from tests.models.cases import TASKS, batch_of, build, of_type, shuffled, weights_and_biases
 from torch import Tensor
 from torch.nn.functional import relu
 
-from gdod.models import CrossStitch
+from gdod.models import CrossStitch, Model
+from gdod.models.cross_stitch import Stitch
+
+
+def stitches(model: Model) -> list[Stitch]:
+    assert isinstance(model, CrossStitch)
+    return of_type(Stitch, model.stitches)
 
 
 def set_mixing(model: CrossStitch, mixing: Tensor) -> None:
     with torch.no_grad():
-        for stitch in model.stitches:
+        for stitch in stitches(model):
             for row, values in zip(stitch.rows, mixing, strict=True):
                 row.copy_(values)
 
@@ -21,7 +27,7 @@ def layers(model: CrossStitch, k: int) -> list[tuple[Tensor, Tensor]]:
     width = model.first.outputs
     own = slice(k * width, (k + 1) * width)
     first = (model.first.first.weight[own].T, model.first.first.bias[own])
-    return [first, *((stack.weight[k], stack.bias[k]) for stack in model.stacks)]
+    return [first, *weights_and_biases(model.stacks, k)]
 
 
 def by_hand(model: CrossStitch, mixing: Tensor) -> dict[str, Tensor]:
@@ -64,7 +70,7 @@ def test_towers_are_mixed_after_every_hidden_layer(form: str) -> None:
 
 def test_mixing_starts_near_the_identity() -> None:
     model = build("cross-stitch", own=0.8)
-    rows = torch.stack([row.detach() for row in model.stitches[0].rows])  # type: ignore[index]
+    rows = torch.stack([row.detach() for row in stitches(model)[0].rows])
     torch.testing.assert_close(rows, 0.7 * torch.eye(3) + 0.1)
     alone = build("cross-stitch", TASKS[:1])
-    assert [row.tolist() for row in alone.stitches[0].rows] == [[1.0]]  # type: ignore[index]
+    assert [row.tolist() for row in stitches(alone)[0].rows] == [[1.0]]

@@ -56,5 +56,5 @@ def test_onnx_predicts_the_same(name: str) -> None:
     inputs = [batch.categorical, batch.numeric, *batch.sequences]
     names = [value.name for value in program.model_proto.graph.input]
     outputs = evaluator.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
-    for found, logit in zip(outputs, model(batch).values(), strict=True):
-        torch.testing.assert_close(torch.from_numpy(found), logit.detach(), rtol=1e-4, atol=1e-5)
+    for output, logit in zip(outputs, model(batch).values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(output), logit.detach(), rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ from itertools import chain, islice
 
 import pytest
 import torch
-from tests.models.cases import SCHEMA, TASKS, batch_of, build, shuffled
+from tests.models.cases import SCHEMA, TASKS, batch_of, build, of_type, shuffled, weights_and_biases
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -29,8 +29,8 @@ def one_at_a_time(experts: Experts, x: Tensor) -> list[Tensor]:
     for e in range(experts.count):
         own = slice(e * width, (e + 1) * width)
         h = relu(x @ experts.first.weight[own].T + experts.first.bias[own])
-        for stack in experts.stacks:
-            h = relu(h @ stack.weight[e] + stack.bias[e])
+        for weight, bias in weights_and_biases(experts.stacks, e):
+            h = relu(h @ weight + bias)
         outputs.append(h)
     return outputs
 
@@ -48,7 +48,7 @@ def test_mmoe_by_hand() -> None:
     x = model.features(batch)
     experts = one_at_a_time(model.experts, x)
     logits = model(batch)
-    for task, gate, tower in zip(TASKS, model.gates, model.towers, strict=True):
+    for task, gate, tower in zip(TASKS, of_type(Gate, model.gates), model.towers, strict=True):
         torch.testing.assert_close(logits[task.name], tower(gated(gate, x, experts)))
 
 
@@ -58,7 +58,7 @@ def test_a_gate_forced_to_one_expert_returns_that_expert() -> None:
     batch = batch_of(10)
     experts = one_at_a_time(model.experts, model.features(batch))
     for chosen in range(4):
-        for number, gate in enumerate(model.gates):
+        for number, gate in enumerate(of_type(Gate, model.gates)):
             force(gate, (chosen + number) % 4)
         logits = model(batch)
         for number, (task, tower) in enumerate(zip(TASKS, model.towers, strict=True)):
@@ -72,9 +72,10 @@ def test_mix_weighs_experts() -> None:
 
 def branches(level: Extraction, xs: list[Tensor], x: Tensor) -> list[list[Tensor]]:
     """The outputs of the experts of each task, and of the shared ones."""
-    if len(level.experts) > 1:
-        return [one_at_a_time(own, x_i) for own, x_i in zip(level.experts, [*xs, x], strict=True)]
-    outputs = iter(one_at_a_time(level.experts[0], x))  # the first level: all have one input
+    experts = of_type(Experts, level.experts)
+    if len(experts) > 1:
+        return [one_at_a_time(own, x_i) for own, x_i in zip(experts, [*xs, x], strict=True)]
+    outputs = iter(one_at_a_time(experts[0], x))  # the first level: all have one input
     return [list(islice(outputs, count)) for count in level.counts]
 
 
@@ -82,14 +83,15 @@ def cgc(level: Extraction, xs: list[Tensor], x: Tensor) -> tuple[list[Tensor], T
     """Customized Gate Control: task k's gate over its own and the shared experts; and the shared
     gate over all experts."""
     *own, shared = branches(level, xs, x)
-    of_tasks = [gated(level.gates[k], xs[k], own[k] + shared) for k in range(len(xs))]
+    gates = of_type(Gate, level.gates)
+    of_tasks = [gated(gates[k], xs[k], own[k] + shared) for k in range(len(xs))]
     if level.shared_gate is None:
         return of_tasks, None
     return of_tasks, gated(level.shared_gate, x, [*chain(*own), *shared])
 
 
-def ple(**options: int) -> PLE:
-    model = PLE(SCHEMA, TASKS, PLEConfig(experts=8, task_experts=2, expert=(6,), **options))
+def ple(levels: int) -> PLE:
+    model = PLE(SCHEMA, TASKS, PLEConfig(experts=8, task_experts=2, expert=(6,), levels=levels))
     shuffled(model)
     return model
 
@@ -97,7 +99,7 @@ def ple(**options: int) -> PLE:
 def test_ple_with_one_level_is_cgc() -> None:
     model, batch = ple(levels=1), batch_of(10)
     x = model.features(batch)
-    (level,) = model.levels
+    (level,) = of_type(Extraction, model.levels)
     outputs, _ = cgc(level, [x] * 3, x)
     logits = model(batch)
     for task, tower, h in zip(TASKS, model.towers, outputs, strict=True):
@@ -108,9 +110,13 @@ def test_ple_is_cgc_level_upon_level() -> None:
     model, batch = ple(levels=3), batch_of(10)
     x = model.features(batch)
     xs = [x] * 3
-    for level in model.levels:
-        xs, x = cgc(level, xs, x)
-    assert x is None  # the last level has no shared gate, whose output nothing would take
+    *levels, last = of_type(Extraction, model.levels)
+    for level in levels:
+        xs, shared = cgc(level, xs, x)
+        assert shared is not None
+        x = shared
+    xs, shared = cgc(last, xs, x)
+    assert shared is None  # the last level has no shared gate, whose output nothing would take
     logits = model(batch)
     for task, tower, h in zip(TASKS, model.towers, xs, strict=True):
         torch.testing.assert_close(logits[task.name], tower(h))
@@ -127,7 +133,7 @@ def test_ple_gates_forced_to_one_expert(first: bool) -> None:
     for chosen in range(8):
         assert level.shared_gate is not None
         force(level.shared_gate, chosen)
-        for gate in level.gates:
+        for gate in of_type(Gate, level.gates):
             force(gate, chosen % 4)
         outputs, common = level(xs, x)
         torch.testing.assert_close(common, [*chain(*own), *shared][chosen])

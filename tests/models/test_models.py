@@ -1,6 +1,7 @@
 """What every model promises, in every form."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,17 +31,18 @@ def ids(parameters: object) -> set[int]:
 
 
 def reached(roots: list[Node | None]) -> set[int]:
-    """Leaves of the graph, whether the model has registered them or not."""
-    found, seen, stack = set(), set(roots), list(roots)
+    """Return the ids of the leaves of the graph, whether the model has registered them or not."""
+    leaves, seen = set(), set(roots)
+    stack = [node for node in roots if node is not None]
     while stack:
         node = stack.pop()
         if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        for child, _ in node.next_functions if node is not None else ():
+            leaves.add(id(node.variable))
+        for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
-    return found
+    return leaves
 
 
 def test_every_model_is_tested() -> None:
@@ -205,7 +207,7 @@ def test_layer_sizes_may_come_as_lists() -> None:
         ("snr", {"sampling": "step"}, "'batch', 'example'"),
     ],
 )
-def test_refusals(name: str, options: dict, text: str) -> None:
+def test_refusals(name: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(gdod.InputError) as refused:
         build_model(name, SCHEMA, TASKS, **options)
     assert text in str(refused.value)

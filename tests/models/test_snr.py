@@ -5,22 +5,25 @@ from math import log
 
 import pytest
 import torch
-from tests.models.cases import TASKS, batch_of, build, losses_of, shuffled, total
+from tests.models.cases import TASKS, batch_of, build, losses_of, of_type, shuffled, total
 from torch import Tensor
 from torch.nn.functional import relu
 
 from gdod.models import SNR, SNRConfig
+from gdod.models.layers import Stack
 from gdod.models.snr import Coding, Routing
 
 LOG_ALPHA = torch.tensor([[-3.0, -1.0, -0.2], [0.0, 1.5, 4.0]])
 SAMPLES = 40_000
+EACH_EXAMPLE = SNRConfig(sampling="example")
+OTHER_SHAPE = SNRConfig(sampling="example", temperature=0.4, low=-0.3, high=1.2)
 
 
-def coding(**options: float | str) -> Coding:
-    made = Coding(2, 3, SNRConfig(**{"sampling": "example", **options}))
+def coding(config: SNRConfig) -> Coding:
+    switches = Coding(2, 3, config)
     with torch.no_grad():
-        made.log_alpha.copy_(LOG_ALPHA)
-    return made
+        switches.log_alpha.copy_(LOG_ALPHA)
+    return switches
 
 
 def routed(routing: Routing, u: Tensor) -> list[Tensor]:
@@ -39,18 +42,18 @@ def test_snr_by_hand(form: str) -> None:
     model = shuffled(build(form)).eval()
     assert isinstance(model, SNR)
     u = model.first(model.features(batch_of(10)))
-    for routing, stack in zip(model.routings, model.subnetworks, strict=True):
+    for routing, stack in zip(of_type(Routing, model.routings), of_type(Stack, model.subnetworks), strict=True):
         v = routed(routing, u)
+        assert stack.bias is not None
         u = torch.stack([relu(v[i] @ stack.weight[i] + stack.bias[i]) for i in range(len(v))], 1)
     logits = model(batch_of(10))
-    for task, routing, tower in zip(TASKS, model.to_tasks, model.towers, strict=True):
+    for task, routing, tower in zip(TASKS, of_type(Routing, model.to_tasks), model.towers, strict=True):
         torch.testing.assert_close(logits[task.name], tower(routed(routing, u)[0]))
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.4, "low": -0.3, "high": 1.2}])
-def test_expected_l0_is_the_share_of_samples_that_are_open(options: dict[str, float]) -> None:
-    switches = coding(**options)
-    config = SNRConfig(**options)
+@pytest.mark.parametrize("config", [EACH_EXAMPLE, OTHER_SHAPE])
+def test_expected_l0_is_the_share_of_samples_that_are_open(config: SNRConfig) -> None:
+    switches = coding(config)
     z = switches(SAMPLES).detach()  # [samples, 2, 3]
     shifted = LOG_ALPHA - config.temperature * log(-config.low / config.high)
     closed_form = 1 / (1 + (-shifted).exp())  # P(z > 0) of each
@@ -61,7 +64,7 @@ def test_expected_l0_is_the_share_of_samples_that_are_open(options: dict[str, fl
 
 def test_samples_have_the_distribution_function_of_the_paper() -> None:
     """P(z <= t) = σ(β log(s / (1 - s)) - log α) with s = (t - γ) / (ζ - γ), inside (0, 1)."""
-    switches, config = coding(), SNRConfig()
+    switches, config = coding(EACH_EXAMPLE), EACH_EXAMPLE
     z = switches(SAMPLES).detach()
     assert float(z.min()) == 0
     assert float(z.max()) == 1
@@ -72,7 +75,7 @@ def test_samples_have_the_distribution_function_of_the_paper() -> None:
 
 
 def test_evaluation_is_deterministic() -> None:
-    switches = coding().eval()
+    switches = coding(EACH_EXAMPLE).eval()
     expected = (LOG_ALPHA.sigmoid() * 1.2 - 0.1).clamp(0, 1)
     torch.testing.assert_close(switches(4).detach(), expected.expand(4, -1, -1))
     assert float(expected.min()) == 0  # closed ones are exactly zero
@@ -84,10 +87,11 @@ def test_evaluation_is_deterministic() -> None:
 
 
 def test_one_architecture_a_batch_or_an_example() -> None:
-    one = coding(sampling="batch")(50).detach()
+    a_batch = SNRConfig(sampling="batch")
+    one = coding(a_batch)(50).detach()
     torch.testing.assert_close(one, one[:1].expand_as(one))  # equal but for how sigmoid is rounded
-    assert not torch.allclose(one[0], coding(sampling="batch")(50)[0])
-    each = coding(sampling="example")(50).detach()
+    assert not torch.allclose(one[0], coding(a_batch)(50)[0])
+    each = coding(EACH_EXAMPLE)(50).detach()
     assert not torch.allclose(each, each[:1].expand_as(each))
 
 
@@ -109,6 +113,7 @@ def test_the_penalty_counts_all_connections_and_closes_them() -> None:
 
 def test_a_strong_penalty_closes_connections_for_good() -> None:
     model = build("snr", l0=1.0)
+    assert isinstance(model, SNR)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(100):
         optimizer.zero_grad()
@@ -119,7 +124,8 @@ def test_a_strong_penalty_closes_connections_for_good() -> None:
 
 
 def test_how_open_it_starts() -> None:
-    expected = [build("snr", open=share).expected_l0().item() for share in (0.1, 0.5, 0.9)]
+    models = of_type(SNR, (build("snr", open=share) for share in (0.1, 0.5, 0.9)))
+    expected = [float(model.expected_l0().detach()) for model in models]
     assert expected == sorted(expected)
     half = build("snr", open=0.5).eval()
     z = next(module for module in half.modules() if isinstance(module, Coding))(1)

@@ -1,4 +1,4 @@
-"""What a configuration may say, what wins, and what is refused before anything is done."""
+"""Tests of configurations: what they may say, which setting wins, and what is refused."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from gdod import InputError
 from gdod.training import TrainConfig, check_config, read_config
 from gdod.training.config import ScheduleConfig
-from gdod.training.schedule import share
+from gdod.training.optimizers import lr_factor
 
 
 def write(folder: Path, text: str, name: str = "train.yaml") -> Path:
@@ -112,7 +112,7 @@ def test_it_goes_through_json_and_back() -> None:
 def test_schedules() -> None:
     def shares(total: int = 100, **settings: object) -> list[float]:
         schedule = ScheduleConfig.model_validate(settings)
-        return [share(schedule, step, total) for step in range(total)]
+        return [lr_factor(schedule, step, total) for step in range(total)]
 
     assert set(shares(name="constant")) == {1.0}
     warm = shares(name="constant", warmup=10)

@@ -1,4 +1,4 @@
-"""The loop does what its configuration says, with every model, method and optimizer."""
+"""Tests that the loop does what its configuration says, with every model, method and optimizer."""
 
 import dataclasses
 import json
@@ -30,8 +30,8 @@ from gdod.training.seeds import seed_for
 
 
 def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if kind in (None, line["kind"])]
+    recorded = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in recorded if kind in (None, line["kind"])]
 
 
 @pytest.mark.parametrize("method", ["sum", "gdod", "gradnorm", "uncertainty", "gradreg", "pcgrad", "famo", "modo"])
@@ -70,7 +70,7 @@ def test_settings_that_change_how_it_learns(tmp_path: Path, settings: dict[str, 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, clip: float | None) -> None:
-    """Sum, weights, masks, penalty, clipping, schedule: compared with plain torch, step by step."""
+    """Sum, weights, masks, penalty, clipping and schedule are compared with plain torch, step by step."""
     config = tiny.config(
         model={"name": "snr", "options": {"l0": 0.1}},
         steps=10,
@@ -88,17 +88,21 @@ def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, cl
     batches = dataset.train.batches(64, seed=seed_for("order", 0))
     for step in range(10):
         minibatch = next(batches)
-        found = per_example_losses(model(minibatch.batch), minibatch.labels, model.tasks, weights=minibatch.weights)
+        losses, mask = per_example_losses(
+            model(minibatch.batch), minibatch.labels, model.tasks, weights=minibatch.weights
+        )
         loss = model.penalty()
+        assert loss is not None
         for task, factor in (("click", 1.0), ("buy", 2.0)):
-            loss = loss + factor * found.losses[task][found.mask[task]].mean()
+            loss = loss + factor * losses[task][mask[task]].mean()
         model.zero_grad()
         loss.backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * (1 - step / 10) * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * (1 - step / 10) * parameter.grad)
     trained = load(tmp_path / "run" / "checkpoints" / "last.pt")["model"]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-6)
@@ -117,7 +121,7 @@ def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: 
     assert (quick.mask is not None) == missing
     logits = model(batch)
     expected, mask = per_example_losses(logits, labels, model.tasks, weights=weights)
-    torch.testing.assert_close(binary_losses(logits, quick, weights), expected)
+    torch.testing.assert_close(binary_losses(logits, quick.values, weights), expected)
     assert quick.mask is None or tiny.same(quick.mask, mask)
     assert quick.mask is not None or all(bool(known.all()) for known in mask.values())
 
@@ -133,12 +137,12 @@ def test_labels_that_were_seen_with_others_are_not_looked_at_again(missing: bool
     part = dataset.train if missing else with_labels(dataset.train, lambda labels: labels.nan_to_num(0.0))
     for minibatch in part.batches(100, seed=1):
         assert minibatch.seen == ("gaps" if missing else "whole")
-        found = binary_labels(minibatch.labels, dataset.tasks, minibatch.seen)
+        quick = binary_labels(minibatch.labels, dataset.tasks, minibatch.seen)
         expected = binary_labels(minibatch.labels, dataset.tasks)
-        assert found is not None
+        assert quick is not None
         assert expected is not None
-        assert tiny.same(found.values, expected.values)
-        assert tiny.same(found.mask or {}, expected.mask or {})
+        assert tiny.same(quick.values, expected.values)
+        assert tiny.same(quick.mask or {}, expected.mask or {})
 
 
 @pytest.mark.parametrize("label", [-1.0, 2.0, float("inf"), float("-inf")])
@@ -166,11 +170,12 @@ def test_sparse_tables_move_only_where_ids_occur() -> None:
     with pytest.raises(InputError, match="sparse-adam"):
         Optimizers(model, tiny.config().optimizer)
     optimizers = Optimizers(model, tiny.config(optimizer="sparse-adam").optimizer)
-    before = model.features.table.weight.detach().clone()
+    table = model.get_parameter("features.table.weight")
+    before = table.detach().clone()
     minibatch = next(dataset.train.batches(1))
     gdod.backward(per_example_losses(model(minibatch.batch), minibatch.labels, model.tasks).losses)
     optimizers.step()
-    moved = (model.features.table.weight.detach() != before).any(1)
+    moved = (table.detach() != before).any(1)
     assert int(moved.sum()) <= len(minibatch.batch.categorical[0])
     assert bool(moved.any())
 
@@ -217,15 +222,15 @@ def test_early_stopping(tmp_path: Path, monitor: str) -> None:
 def test_losses_and_conflict_are_recorded(tmp_path: Path) -> None:
     config = tiny.config(method="gdod", steps=20, log_every=5, conflict_every=10)
     train(config, tmp_path / "run", dataset=tiny.dataset())
-    found = lines(tmp_path / "run", "train")
-    assert [line["step"] for line in found] == [5, 10, 15, 20]
-    assert [line["conflict"] is not None for line in found] == [False, True, False, True]
-    conflict = found[1]["conflict"]
+    recorded = lines(tmp_path / "run", "train")
+    assert [line["step"] for line in recorded] == [5, 10, 15, 20]
+    assert [line["conflict"] is not None for line in recorded] == [False, True, False, True]
+    conflict = recorded[1]["conflict"]
     assert 0 < conflict["energy_kept"] <= 1
     assert conflict["cosines"][0][1] == pytest.approx(conflict["cosines"][1][0])
-    assert set(found[0]["losses"]) == {"click", "buy"}
-    assert found[0]["loss"] == pytest.approx(sum(found[0]["losses"].values()))
-    assert {"conflict/cosine/click-buy", "conflict/energy_kept", "loss/click", "lr"} <= set(points(found[1]))
+    assert set(recorded[0]["losses"]) == {"click", "buy"}
+    assert recorded[0]["loss"] == pytest.approx(sum(recorded[0]["losses"].values()))
+    assert {"conflict/cosine/click-buy", "conflict/energy_kept", "loss/click", "lr"} <= set(points(recorded[1]))
 
 
 def test_the_plain_sum_records_conflict_too(tmp_path: Path) -> None:
@@ -241,7 +246,7 @@ def test_curves_for_tensorboard(tmp_path: Path) -> None:
 
 
 def broken(value: float, at: int | slice) -> Any:
-    """A data set in which examples of the training part have a number that no model survives."""
+    """Return a data set whose training part has examples with a number that makes every loss infinite or nan."""
     dataset = tiny.dataset()
     assert isinstance(dataset.train, MemoryPart)
     dataset.train.examples.numeric[at] = value
@@ -267,7 +272,7 @@ def test_such_a_step_can_be_skipped(tmp_path: Path, method: str) -> None:
 
 
 def test_no_checkpoint_is_written_in_skipped_steps_and_the_last_good_one_stays(tmp_path: Path) -> None:
-    """A checkpoint a step, and about two of three steps skipped: often several in a row."""
+    """There is a checkpoint after every step, and about two of three steps are skipped, often several in a row."""
     last = Folder(tmp_path / "run").last
     skipped: list[int] = []
 
@@ -276,9 +281,9 @@ def test_no_checkpoint_is_written_in_skipped_steps_and_the_last_good_one_stays(t
             step = int(text.split()[1])
             good = next(before for before in range(step - 1, -1, -1) if before not in skipped)
             skipped.append(step)
-            found = load(last)
-            assert found["state"]["step"] == good
-            assert all(bool(one.isfinite().all()) for one in found["model"].values())
+            saved = load(last)
+            assert saved["state"]["step"] == good
+            assert all(bool(one.isfinite().all()) for one in saved["model"].values())
 
     config = tiny.config(steps=60, batch=8, evaluate_every=60, checkpoint_every=1, non_finite="skip")
     dataset = broken(float("nan"), slice(0, None, 8))
@@ -293,9 +298,9 @@ def test_other_errors_are_not_taken_for_a_loss_that_is_not_finite(tmp_path: Path
     working = trainer(config, tmp_path)
     losses = {"click": torch.ones(3), "buy": torch.ones(3)}
     with pytest.raises(InputError, match="the list is not finite"):
-        working._refuse(1, losses, InputError("the list is not finite"))
+        working._skip_or_raise(1, losses, InputError("the list is not finite"))
     assert working.state.skipped == 0
-    working._refuse(1, losses, NonFiniteInputError("whatever it says"))
+    working._skip_or_raise(1, losses, NonFiniteInputError("whatever it says"))
     assert working.state.skipped == 1
 
 
@@ -310,7 +315,7 @@ def test_backward_says_by_its_class_that_something_is_not_finite(where: str) -> 
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    """Finite losses, infinite step: nothing shows it but the weights themselves."""
+    """The losses are finite and the step is infinite, so that only the weights show it."""
     config = tiny.config(steps=1, optimizer={"name": "sgd", "lr": 3e38})
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         train(config, tmp_path / "run", dataset=broken(1e6, slice(None)))
@@ -382,7 +387,7 @@ class Interrupting(Silent):
 
 @pytest.mark.parametrize("at", [7, 21])
 def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, at: int) -> None:
-    """At step 21 an evaluation is due, which the interrupted run makes after it goes on."""
+    """At step 21 an evaluation is due, which the interrupted run makes after it is resumed."""
     config = tiny.config(steps=30, evaluate_every=21, method="gradnorm")
     with pytest.raises(Interrupted) as caught:
         train(config, tmp_path / "run", dataset=tiny.dataset(), progress=Interrupting(at))
@@ -394,7 +399,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path,
 
 
 class Alarming:
-    """A part that sends Ctrl-C's signal while it is gone through for the second time."""
+    """A part that sends Ctrl-C's signal to its own process while it is read for the second time."""
 
     def __init__(self, part: Any) -> None:
         self.part, self.times, self.handed_out = part, 0, 0
@@ -402,8 +407,8 @@ class Alarming:
     def __len__(self) -> int:
         return len(self.part)
 
-    def steps(self, size: int) -> int:
-        return int(self.part.steps(size))
+    def steps(self, size: int, *, ranks: int = 1) -> int:
+        return int(self.part.steps(size, ranks=ranks))
 
     def batches(self, size: int, **rest: Any) -> Iterator[Any]:
         self.times += 1
@@ -433,7 +438,7 @@ def check_same(one: Path, other: Path) -> None:
 
 
 def test_it_can_run_in_a_thread(tmp_path: Path) -> None:
-    """Where signals cannot be caught."""
+    """Signals cannot be caught in another thread than the main one."""
     results: list[Any] = []
     thread = threading.Thread(
         target=lambda: results.append(train(tiny.config(steps=3), tmp_path / "run", dataset=tiny.dataset()))

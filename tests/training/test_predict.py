@@ -1,4 +1,4 @@
-"""From a run and a table to a table of predictions, whatever the table looks like."""
+"""Tests of predictions and metrics of a run for tables of all kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ def read(path: Path) -> pl.DataFrame:
 def test_files_of_every_kind_give_what_the_frame_gives(run: Run, tmp_path: Path, source: str, out: str) -> None:
     frame = tiny.frame(300, seed=3)
     frame.write_parquet(tmp_path / source) if source.endswith("parquet") else frame.write_csv(tmp_path / source)
-    found = predict_file(run, tmp_path / source, tmp_path / out)
-    assert (found.rows, found.columns, found.notes) == (300, ("click", "buy"), ())
+    predicted = predict_file(run, tmp_path / source, tmp_path / out)
+    assert (predicted.rows, predicted.columns, predicted.notes) == (300, ("click", "buy"), ())
     expected = run.predict(frame)
     written = read(tmp_path / out)
     assert written.columns == expected.columns
@@ -72,8 +72,8 @@ def test_unseen_values_and_missing_columns_are_handled_as_in_training(run: Run, 
     assert not run.predict(frame).equals(run.predict(blank))
 
     frame.drop("city", "click", "buy", "w").write_csv(tmp_path / "table.csv")
-    found = predict_file(run, tmp_path / "table.csv", tmp_path / "out.parquet")
-    assert found.notes == (f"{tmp_path / 'table.csv'} has no column 'city'; it counts as missing in every row",)
+    predicted = predict_file(run, tmp_path / "table.csv", tmp_path / "out.parquet")
+    assert predicted.notes == (f"{tmp_path / 'table.csv'} has no column 'city'; it counts as missing in every row",)
     assert ((read(tmp_path / "out.parquet") - run.predict(blank)).to_numpy() ** 2).max() < 1e-14
 
 
@@ -167,25 +167,25 @@ def test_an_error_in_the_middle_keeps_the_predictions_of_before(run: Run, tmp_pa
 def test_evaluation_of_a_file(run: Run, tmp_path: Path) -> None:
     frame = tiny.frame(2000, seed=4)
     frame.write_parquet(tmp_path / "table.parquet")
-    found = evaluate_file(run, tmp_path / "table.parquet", batch=100)
-    assert found["rows"] == 2000
-    assert found["tasks"]["buy"]["labelled"] == int(frame["click"].sum())  # a purchase is known after a click only
+    metrics = evaluate_file(run, tmp_path / "table.parquet", batch=100)
+    assert metrics["rows"] == 2000
+    assert metrics["tasks"]["buy"]["labelled"] == int(frame["click"].sum())  # a purchase is known after a click only
     scores = run.predict(frame)
     expected = gdod.training.metrics.auc(frame["click"].to_numpy(), scores["click"].to_numpy())
-    assert found["tasks"]["click"]["auc"] == pytest.approx(expected, abs=1e-6)
+    assert metrics["tasks"]["click"]["auc"] == pytest.approx(expected, abs=1e-6)
 
     frame.drop("buy").write_csv(tmp_path / "table.csv")
-    found = evaluate_file(run, tmp_path / "table.csv")
-    assert found["tasks"]["buy"]["auc"] is None
-    assert found["tasks"]["buy"]["note"] == "no example has a label"
-    assert found["mean_auc"] == found["tasks"]["click"]["auc"]
+    metrics = evaluate_file(run, tmp_path / "table.csv")
+    assert metrics["tasks"]["buy"]["auc"] is None
+    assert metrics["tasks"]["buy"]["note"] == "no example has a label"
+    assert metrics["mean_auc"] == metrics["tasks"]["click"]["auc"]
     frame.drop("buy", "click").write_csv(tmp_path / "table.csv")
     with pytest.raises(InputError, match="has no label"):
         evaluate_file(run, tmp_path / "table.csv")
 
 
 def test_tasks_of_other_kinds() -> None:
-    """A number, and a column for each class."""
+    """A regression task has a column of numbers, and a task with several classes a column for each class."""
     table = TableSchema(
         columns={
             "x": "numeric",
@@ -195,7 +195,7 @@ def test_tasks_of_other_kinds() -> None:
         }
     )
     encoder = Encoder(table, {"c": Vocabulary(["a"])}, {"x": Scaling()}, {"size": ("S", "M", "L")})
-    model = gdod.models.build("shared-bottom", encoder.schema, encoder.tasks)
+    model = gdod.models.build("shared-bottom", encoder.model_schema, encoder.tasks)
     run = Run(Folder(Path("nowhere")), tiny.config(), model, encoder, 0)
     frame = pl.DataFrame({"x": [0.0, 1.0], "c": ["a", "b"], "price": [1.0, 2.0], "size": ["S", "L"]})
     predicted = run.predict(frame)
@@ -203,6 +203,6 @@ def test_tasks_of_other_kinds() -> None:
     assert predicted.select(pl.sum_horizontal("size:S", "size:M", "size:L")).to_series().to_list() == pytest.approx(
         [1, 1]
     )
-    found = run.evaluate(frame)["tasks"]
-    assert set(found["price"]) == {"rmse", "mae", "labelled"}
-    assert set(found["size"]) == {"accuracy", "log_loss", "labelled"}
+    metrics = run.evaluate(frame)["tasks"]
+    assert set(metrics["price"]) == {"rmse", "mae", "labelled"}
+    assert set(metrics["size"]) == {"accuracy", "log_loss", "labelled"}

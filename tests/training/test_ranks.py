@@ -19,7 +19,7 @@ from gdod._files import read_json
 from gdod.models import Batch, Categorical, Numeric, Schema, Task, build
 from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
-from gdod.training.evaluation import Scored, score
+from gdod.training.evaluation import Predictions, predict_part
 from gdod.training.ranks import Ranks
 
 SEEDS = {"dropout": 0.0, "embedding": 4, "bottom": [16], "tower": [8]}
@@ -152,9 +152,9 @@ class Table:
             yield Minibatch(self.batch.take(part), labels, self.weights[part])
 
 
-def scoring(ranks: Ranks, rows: Sequence[int]) -> list[Scored | None]:
+def scoring(ranks: Ranks, rows: Sequence[int]) -> list[Predictions | None]:
     model = build("mmoe", Table.schema, Table.tasks, seed=3)
-    return [score(model, Table(count), 32, torch.device("cpu"), ranks=ranks) for count in rows]  # type: ignore[arg-type]
+    return [predict_part(model, Table(count), 32, torch.device("cpu"), ranks=ranks) for count in rows]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and started again ends as one that never was, bit for bit.
+"""Tests that a run that is killed at any moment and started again ends as one that never was, bit for bit.
 
 The processes are real and so is the SIGKILL; they are forked from a server that has torch loaded, which
 takes no more than a moment.
@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def config(method: str, **settings: Any) -> TrainConfig:
-    """Steps, log times, evaluations and checkpoints that fall together as seldom as possible."""
+    """Return settings whose log times, evaluations and checkpoints fall together as seldom as possible."""
     options = {"embedding": 4, "bottom": [16], "tower": [8], "dropout": 0.3}
     return tiny.config(
         method={"name": method, "options": METHODS[method]},
@@ -78,7 +78,7 @@ class Noted:
 def start(settings: TrainConfig, folder: Path, order: Path | None = None) -> multiprocessing.process.BaseProcess:
     context = multiprocessing.get_context("forkserver")
     # torch's optimizers load torch._dynamo when they are first used, which takes longer than the training here.
-    context.set_forkserver_preload(["torch._dynamo", "gdod.training.job", "gdod.data"])
+    context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     process = context.Process(
         target=work, args=(settings.model_dump(mode="json"), str(folder), None if order is None else str(order))
     )
@@ -93,7 +93,7 @@ def finish(settings: TrainConfig, folder: Path, order: Path | None = None) -> No
 
 
 def kill(process: multiprocessing.process.BaseProcess) -> bool:
-    """Whether it was still running."""
+    """Kill the process, and return whether it was still running."""
     assert process.pid is not None
     running = process.is_alive()
     if running:
@@ -109,7 +109,7 @@ def wait_for_lines(folder: Path, count: int, process: multiprocessing.process.Ba
 
 
 def killed_often(settings: TrainConfig, folder: Path, seed: int, kills: int, order: Path | None = None) -> int:
-    """Starts the run, kills it at random points, starts it again, …, and lets it end. Returns how often it died."""
+    """Start the run, kill it at random points, start it again, …, and let it end. Return how often it died."""
     chance = random.Random(seed)
     died = 0
     for _ in range(kills):
@@ -151,7 +151,7 @@ def check_same_result(one: Path, other: Path) -> None:
 
 
 def test_examples_come_in_the_same_order(tmp_path: Path) -> None:
-    """Of a batch that is handed out twice, since it was lost, it is the same examples both times."""
+    """A batch that is handed out twice, since it was lost, has the same examples both times."""
     settings = config("sum")
     finish(settings, tmp_path / "whole", tmp_path / "whole.txt")
     assert killed_often(settings, tmp_path / "killed", seed=2, kills=3, order=tmp_path / "killed.txt") >= 1

@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds, what is never written over, what is never executed."""
+"""Tests of a run's folder: what it holds, what is never written over, what is never executed."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_a_run_is_never_written_over(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_as_it_began_can_begin_again(run: Path, tmp_path: Path) -> None:
-    """In the order in which its first files are written."""
+    """The files are those that a run writes first, in their order."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for name in ("encoder.json", "about.json"):
         shutil.copy(run / name, tmp_path / "run")
@@ -78,7 +78,7 @@ def test_a_run_that_was_killed_as_it_began_can_begin_again(run: Path, tmp_path: 
 
 
 def test_checkpoints_without_a_run_are_not_gone_on_with(run: Path, tmp_path: Path) -> None:
-    """Nobody knows what they are of."""
+    """Without a configuration nobody knows which model they belong to."""
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
     with pytest.raises(InputError, match="holds other files"):
         train(tiny.config(), tmp_path, dataset=tiny.dataset())
@@ -184,10 +184,10 @@ def test_its_evaluation_is_that_of_training(run: Path) -> None:
     """The whole way from the raw table gives what the loop measured on its tensors."""
     loaded = load_run(run)
     assert loaded.result is not None
-    found = loaded.evaluate(tiny.frame(1800)[1500:])
+    evaluated = loaded.evaluate(tiny.frame(1800)[1500:])
     for task, metrics in loaded.result["test"]["tasks"].items():
         for name, value in metrics.items():
-            assert found["tasks"][task][name] == pytest.approx(value, rel=1e-6)
+            assert evaluated["tasks"][task][name] == pytest.approx(value, rel=1e-6)
 
 
 def test_an_unfinished_run_can_be_used(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that streams its data and is killed goes on where it was: it ends as one that never was, bit for bit."""
+"""Tests that a run that streams its data and is killed ends, once resumed, as one that never was, bit for bit."""
 
 import multiprocessing
 from dataclasses import replace
@@ -34,7 +34,7 @@ def work(settings: dict[str, Any], prepared: str, out: str) -> None:
 
 def start(settings: TrainConfig, prepared: Path, out: Path) -> multiprocessing.process.BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "gdod.training.job", "gdod.data"])
+    context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     process = context.Process(target=work, args=(settings.model_dump(mode="json"), str(prepared), str(out)))
     process.start()
     return process

@@ -30,7 +30,7 @@ split: {by: random, seed: 0, validation: 0.2, test: 0.2}
 
 
 def frame(rows: int, seed: int = 0) -> pl.DataFrame:
-    """City and age decide clicks, item and city (the other way) purchases; a purchase needs a click."""
+    """Return a table in which city and age decide clicks, and item and city (the other way) purchases after a click."""
     random = np.random.default_rng(seed)
     city, item = random.integers(8, size=rows), random.integers(20, size=rows)
     age = random.normal(40, 12, rows)
@@ -64,7 +64,7 @@ def dataset(rows: int = 1200, validation: int = 300, test: int = 300, seed: int 
     whole = frame(rows + validation + test, seed)
     return Dataset(
         name="tiny",
-        schema=made.schema,
+        schema=made.model_schema,
         tasks=made.tasks,
         train=made.encode(whole[:rows]),
         validation=made.encode(whole[rows : rows + validation]),
@@ -75,7 +75,7 @@ def dataset(rows: int = 1200, validation: int = 300, test: int = 300, seed: int 
 
 
 def config(**settings: object) -> TrainConfig:
-    """Small and quick, with what a test says over it."""
+    """Return a configuration of a small, quick run, with these settings in place of its own."""
     small = {
         "data": "tiny",
         "model": {"name": "shared-bottom", "options": {"embedding": 4, "bottom": [16], "tower": [8], "dropout": 0.1}},
@@ -91,7 +91,7 @@ def config(**settings: object) -> TrainConfig:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two checkpoints hold the same, bit for bit, times left out."""
+    """Return whether two checkpoints hold the same, bit for bit, times left out."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):

@@ -49,7 +49,7 @@ class Started:
 def start(ranks: int, folder: Path, work: Work, *arguments: Any, timeout: float = 600) -> Started:
     """Calls `work(ranks, *arguments)` in each of so many processes, which wait so many seconds for each other."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "gdod.training.job", "gdod.data"])
+    context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     place = folder / uuid.uuid4().hex
     place.mkdir(parents=True)
     processes = [
@@ -150,6 +150,6 @@ def streamed(folder: Path, dataset: Dataset) -> Dataset:
     path = folder / "train.parquet"
     if not path.exists():  # made beforehand: ranks must not write it both
         writer = PartWriter(path, 50)
-        writer.write(tiny.encoder().encoded(tiny.frame(1350)[:1000], Origin()).frame)
+        writer.write(tiny.encoder().encode_frame(tiny.frame(1350)[:1000], Origin()).frame)
         writer.close()
     return replace(dataset, train=StreamPart(path, dataset.encoder, window=3))

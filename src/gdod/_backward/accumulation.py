@@ -44,7 +44,10 @@ class Accumulation:
         method: as in `gdod.backward`; its ``groups`` are those of the whole update. Methods that
             differentiate task gradients (GradReg) are refused.
         examples: of the whole update, so that it is known beforehand where groups end.
-        shared, task_weights, scaler, process_group: as in `gdod.backward`.
+        shared: as in `gdod.backward`, and so are the others.
+        task_weights: one factor for each task's mean loss.
+        scaler: a `torch.amp.GradScaler`.
+        process_group: whose ranks have parts of the batch.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """`gdod data download`, `gdod data ads` and `gdod data sets`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,8 +48,9 @@ def download(
     """
     with explained():
         from gdod._checks import check_choice
+        from gdod._files import digest
         from gdod.data.sets.download import BY_HAND, PUBLIC, fetch, other
-        from gdod.data.sets.published import digest, downloads_folder
+        from gdod.data.sets.published import downloads_folder
 
         check_choice("name", name, [*PUBLIC, *BY_HAND])
         target = folder or downloads_folder(name)
@@ -64,29 +65,12 @@ def download(
 
 
 def _say_what_to_do(name: str, wanted: "ByHand", folder: Path) -> None:
+    from gdod.data.sets import SOURCES
+
     typer.echo(f"{name} is given to people who log in at {wanted.page}. Put these files there yourself:")
     for file in wanted.files:
-        typer.echo(f"  {folder / file}" + ("  (is there)" if _is_here(name, folder, [file]) else ""))
+        typer.echo(f"  {folder / file}" + ("  (is there)" if SOURCES[name].is_here(folder, file) else ""))
     typer.echo(f"Each may be compressed ({wanted.files[0]}.gz); {wanted.hint}.")
-
-
-def _is_here(name: str, folder: Path | None = None, files: Iterable[str] | None = None) -> bool:
-    """Whether preparing would find the files of a data set, in this folder or where downloads are put."""
-    from gdod.data.sets import bookcrossing, census, ijcai15
-    from gdod.data.sets.published import find_all
-    from gdod.errors import InputError
-
-    wanted: dict[str, tuple[Iterable[str], tuple[str, ...]]] = {
-        "census": (census.FILES.values(), census.ARCHIVES),
-        "bookcrossing": ([table.file for table in bookcrossing.TABLES], bookcrossing.ARCHIVES),
-        "ijcai15": ((ijcai15.LOG, ijcai15.SHOPPERS), ijcai15.ARCHIVES),
-    }
-    every, archives = wanted[name]
-    try:
-        find_all(name, folder, every if files is None else files, archives)
-    except (InputError, OSError):  # not there, or damaged, or not to be read
-        return False
-    return True
 
 
 def ads(
@@ -159,7 +143,7 @@ def sets() -> None:
         shown.add_column(heading, overflow="fold")
     for name, source in SOURCES.items():
         origin = PUBLIC[name].url if name in PUBLIC else f"{BY_HAND[name].page} (login)" if name in BY_HAND else "made"
-        shown.add_row(name, source.title, origin, "yes" if origin == "made" or _is_here(name) else "no")
+        shown.add_row(name, source.title, origin, "yes" if source.is_here() else "no")
     Console().print(shown)
 
 

@@ -1,4 +1,4 @@
-"""Training data: your own tables, and data sets with a name, as batches of tensors.
+"""Load your own tables, and data sets with a name, as batches of tensors.
 
 data = gdod.data.load("ads.csv", schema="ads.yaml")
 for step in data.train.batches(256, seed=0):

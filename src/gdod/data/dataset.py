@@ -1,4 +1,4 @@
-"""What training gets: the fields, the tasks, three parts, and how raw tables become ids."""
+"""A data set as training takes it."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,19 @@ from gdod.schema import Schema, Task
 
 @dataclass(frozen=True)
 class Dataset:
+    """Three parts of examples, what they hold, and the encoder that made them."""
+
     name: str
     schema: Schema
+    """The fields of the model's input, for `gdod.models.build`."""
     tasks: tuple[Task, ...]
     train: Part
     validation: Part
-    test: Part  # may be empty
+    test: Part
+    """The test part, which may be empty."""
     fingerprint: str
-    """Changes with the content of the input, the table's schema, the options and the prepared form."""
+    """A hash of the content of the input, the table's schema, the options and the prepared form."""
     encoder: Encoder
+    """The way from raw tables to ids and numbers."""
     notes: tuple[str, ...] = ()
-    """What a person should know: missing values, differences from published counts, ..."""
+    """Sentences for a person: missing values, differences from published counts, ..."""

@@ -1,9 +1,10 @@
-"""Looks at a table: what its columns hold, and what they are taken for. The result is a schema to edit."""
+"""Look at a table, guess what its columns are, and write a schema to edit."""
 
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import polars as pl
 import yaml
 
 from gdod._checks import listed, nearest
-from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL
+from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
 from gdod.data.tables.read import columns_of, read_chunks
@@ -37,25 +38,28 @@ _DATE = re.compile(r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """What a column holds, and what it is taken for."""
+    """The values of a column in short, and the type that it is taken for."""
 
     name: str
     type: str
     options: dict[str, Any]
-    """What the schema says besides the type."""
+    """The keys of the column in the schema besides its type."""
     values: int
-    """Different ones; in a sequence those of its members."""
+    """The number of different values; for a sequence, of its members."""
     missing: int
+    """The number of rows without a value."""
     low: float | None = None
     high: float | None = None
+    """The smallest and the largest number, if all values are numbers."""
     rate: float | None = None
-    """Of a binary label: share of positive ones."""
+    """The share of positive labels, for a binary label."""
     examples: tuple[str, ...] = ()
+    """The most frequent values."""
     why: str = ""
-    """Why a column is ignored."""
+    """The reason why a column is ignored."""
 
     def summary(self, rows: int) -> str:
-        """A few words, for a comment."""
+        """Return the values of the column in a few words; ``rows``: the number of rows looked at."""
         words = [f"{self.values:,} value{'s' * (self.values != 1)}"]
         if self.rate is not None:
             words = [f"{self.rate:.2%} positive"]
@@ -68,15 +72,18 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class Inspection:
+    """The result of `inspect`: a report on each column, from which a schema can be made."""
+
     source: str
     rows: int
+    """The number of rows looked at."""
     whole: bool
-    """False: there are more rows, which were not looked at."""
+    """Whether these are all rows of the table."""
     columns: tuple[ColumnReport, ...]
     format: FileFormat
 
     def schema(self) -> TableSchema:
-        """The inferred schema; refused if there is no label to predict."""
+        """Return the inferred schema; raise if no column looks like a label."""
         labels = [column.name for column in self.columns if column.type == "label"]
         if not labels:
             two = [column.name for column in self.columns if column.values == 2]
@@ -90,7 +97,7 @@ class Inspection:
         )
 
     def to_yaml(self) -> str:
-        """A schema to edit, with what was found as comments."""
+        """Return the inferred schema as YAML to edit, with the reports on columns as comments."""
         looked = f"{self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
         lines = [
             f"# From {looked} of {_printable(self.source)}. Change what is wrong:",
@@ -108,6 +115,7 @@ class Inspection:
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the reports as plain values, for `json.dump`."""
         return {
             "source": self.source,
             "rows": self.rows,
@@ -119,13 +127,14 @@ class Inspection:
 def inspect(
     source: str | Path, *, labels: Iterable[str] = (), format: FileFormat | None = None, most_rows: int = MOST_ROWS
 ) -> Inspection:
-    """Columns, types, numbers of values, missing values and label rates of a table.
+    """Return columns, types, numbers of values, missing values and label rates of a table.
 
     Args:
         source: a file, a folder of parts, or a pattern.
         labels: columns to predict. Without it: columns of 0 and 1 whose name says so, such as "click".
             With it such columns are ignored: they may give away what is to be predicted.
-        most_rows: how many rows are looked at.
+        format: the way text files are written; None: the usual one, with a guessed separator.
+        most_rows: the number of rows to look at, from the first on.
     """
     format, labels = format or FileFormat(), tuple(labels)
     files = find_files(source)
@@ -133,30 +142,30 @@ def inspect(
     for label in labels:
         if label not in names:
             raise InputError(f"{source} has no column {label!r}{nearest(label, names)}; it has {listed(names)}")
-    looks = [_Look(name, format.missing) for name in names]
+    columns = [_Column(name, format.missing) for name in names]
     rows, whole = 0, True
     for chunk in read_chunks(files, format, names):
         frame = chunk.frame[: most_rows - rows]
-        for look in looks:
-            look.add(frame[look.name])
+        for column in columns:
+            column.add(frame[column.name])
         rows, whole = rows + len(frame), whole and len(frame) == len(chunk.frame)
         if not whole:
             break
     if not rows:
         raise InputError(f"{source} has columns, {listed(names)}, but no rows")
-    reports = tuple(look.report(rows, labels) for look in looks)
+    reports = tuple(column.report(labels) for column in columns)
     return Inspection(str(source), rows, whole, reports, format)
 
 
-class _Look:
-    """What is known of a column after some chunks."""
+class _Column:
+    """The values of a column, counted chunk by chunk; its type is guessed from them."""
 
     def __init__(self, name: str, missing: tuple[str, ...]) -> None:
         self.name, self.tokens = name, missing
         self.lists = self.temporal = False
         self.unusable = "" if name else "has no name, as the row numbers that some programs write"
         self.missing = 0
-        self._counts: list[pl.DataFrame] = []
+        self._counts = ValueCounts()
 
     def add(self, column: pl.Series) -> None:
         kind = column.dtype
@@ -166,123 +175,120 @@ class _Look:
             self.unusable = f"holds {kind}, of which nothing can be made"
             column = pl.Series(self.name, [None], dtype=pl.String).new_from_index(0, len(column))
         if self.lists and usable(kind):
-            found = list_texts(column, " ", self.tokens, 1 << 30)
-            values, self.missing = found.values, self.missing + found.empty
+            lists = list_texts(column, " ", self.tokens, 1 << 30)
+            values, self.missing = lists.values, self.missing + lists.empty
         else:
             values = text(column, self.tokens)
             self.missing += values.null_count()
-        counts = values.drop_nulls().rename("value").value_counts(name="count")
-        self._counts.append(counts.with_columns(pl.col("count").cast(pl.UInt64)))
-        if len(self._counts) > 16:
-            self._counts = [self._merged()]
+        self._counts.add(values.drop_nulls())
 
-    def _merged(self) -> pl.DataFrame:
-        return pl.concat(self._counts).group_by("value").agg(pl.col("count").sum())
+    @cached_property
+    def counts(self) -> pl.DataFrame:
+        """The columns "value" and "count" after the last chunk, the most frequent value first."""
+        return self._counts.merged().sort(["count", "value"], descending=[True, False])
 
-    def report(self, rows: int, labels: tuple[str, ...]) -> ColumnReport:
-        counts = self._merged().sort(["count", "value"], descending=[True, False])
-        numbers = counts["value"].cast(pl.Float64, strict=False)
-        numeric = not self.lists and len(counts) > 0 and numbers.null_count() == 0
-        found = _Found(self.name, rows - self.missing, counts, numbers if numeric else None, self.lists, self.temporal)
-        if self.unusable and self.name in labels:
-            raise InputError(f"the label {self.name!r} {self.unusable}")
-        guess = ("ignore", {}, self.unusable) if self.unusable else _label_type(found, labels) or _feature_type(found)
-        type, options, why = guess
-        return ColumnReport(
-            self.name,
-            type,
-            options,
-            len(counts) if type != "sequence" or self.lists else _members(counts["value"], options["separator"]),
-            self.missing,
-            float(numbers.min()) if numeric else None,  # type: ignore[arg-type]
-            float(numbers.max()) if numeric else None,  # type: ignore[arg-type]
-            _rate(counts, options) if type == "label" and options["kind"] == "binary" else None,
-            tuple(counts["value"][:3].to_list()),
-            why,
-        )
-
-
-@dataclass(frozen=True)
-class _Found:
-    name: str
-    rows: int  # with a value
-    counts: pl.DataFrame  # value, count; most frequent first
-    numbers: pl.Series | None  # the values as numbers, if all of them are
-    lists: bool
-    temporal: bool
+    @cached_property
+    def numbers(self) -> pl.Series | None:
+        """The values as numbers, if all of them are."""
+        numbers = self.counts["value"].cast(pl.Float64, strict=False)
+        return None if self.lists or self.counts.is_empty() or numbers.null_count() else numbers
 
     @property
     def values(self) -> int:
+        """The number of different values."""
         return len(self.counts)
 
     @property
-    def two(self) -> bool:
+    def binary(self) -> bool:
         return set(self.counts["value"].str.to_lowercase()) in ({"0", "1"}, {"true", "false"})
 
     @property
     def all_differ(self) -> bool:
-        return self.rows >= ENOUGH and self.values > NEARLY_ALL * self.rows
+        rows = int(self.counts["count"].sum())
+        return rows >= ENOUGH and self.values > NEARLY_ALL * rows
+
+    def report(self, labels: tuple[str, ...]) -> ColumnReport:
+        """Return the report on the column, in a table with these labels to predict."""
+        if self.unusable and self.name in labels:
+            raise InputError(f"the label {self.name!r} {self.unusable}")
+        unusable: Guess | None = ("ignore", {}, self.unusable) if self.unusable else None
+        type, options, why = unusable or _label_type(self, labels) or _feature_type(self)
+        values, numbers = self.counts["value"], self.numbers
+        return ColumnReport(
+            self.name,
+            type,
+            options,
+            self.values if type != "sequence" or self.lists else _members(values, options["separator"]),
+            self.missing,
+            None if numbers is None else float(numbers.min()),  # type: ignore[arg-type]
+            None if numbers is None else float(numbers.max()),  # type: ignore[arg-type]
+            _rate(self.counts, options) if type == "label" and options["kind"] == "binary" else None,
+            tuple(values[:3].to_list()),
+            why,
+        )
 
 
 Guess = tuple[str, dict[str, Any], str]
 
 
-def _label_type(found: _Found, labels: tuple[str, ...]) -> Guess | None:
-    if found.name not in labels:
-        if not found.two or not _LABEL.search(found.name.lower()):
+def _label_type(column: _Column, labels: tuple[str, ...]) -> Guess | None:
+    if column.name not in labels:
+        if not column.binary or not _LABEL.search(column.name.lower()):
             return None
         if labels:
             return "ignore", {}, "looks like another label: as a feature it may give the answer away"
         return "label", {"kind": "binary"}, ""
-    if found.two:
+    if column.binary:
         return "label", {"kind": "binary"}, ""
-    if found.values == 2:
-        return "label", {"kind": "binary", "positive": [found.counts["value"][1]]}, ""
-    if found.numbers is not None and (found.values > _FEW or bool((found.numbers != found.numbers.floor()).any())):
+    if column.values == 2:
+        return "label", {"kind": "binary", "positive": [column.counts["value"][1]]}, ""
+    if column.numbers is not None and (column.values > _FEW or bool((column.numbers != column.numbers.floor()).any())):
         return "label", {"kind": "regression"}, ""
-    if found.values > ENOUGH:
-        raise InputError(f"the label {found.name!r} has {found.values:,} different texts; expected classes or numbers")
+    if column.values > ENOUGH:
+        raise InputError(
+            f"the label {column.name!r} has {column.values:,} different texts; expected classes or numbers"
+        )
     return "label", {"kind": "multiclass"}, ""
 
 
-def _feature_type(found: _Found) -> Guess:
-    if _TRUTH.search(found.name.lower()):
+def _feature_type(column: _Column) -> Guess:
+    if _TRUTH.search(column.name.lower()):
         return "ignore", {}, "named as a truth: as a feature it may give the answer away"
-    if found.lists:
+    if column.lists:
         return "sequence", {}, ""
-    if found.values < 2:
+    if column.values < 2:
         return "ignore", {}, "says nothing: it never changes"
     if (
-        found.temporal
-        or _TIME.search(found.name.lower())
-        or found.counts["value"][:50].str.contains(_DATE.pattern).all()
+        column.temporal
+        or _TIME.search(column.name.lower())
+        or column.counts["value"][:50].str.contains(_DATE.pattern).all()
     ):
         return "ignore", {}, "a time: of use to split by"
-    if found.numbers is not None:
-        return _number_type(found, found.numbers)
-    if separator := _separator(found):
+    if column.numbers is not None:
+        return _number_type(column, column.numbers)
+    if separator := _separator(column):
         return "sequence", {"separator": separator}, ""
-    if found.all_differ:
+    if column.all_differ:
         return "ignore", {}, "nearly every row has another value"
     return "categorical", {}, ""
 
 
-def _number_type(found: _Found, numbers: pl.Series) -> Guess:
-    if _WEIGHT.search(found.name.lower()) and bool((numbers >= 0).all()):
+def _number_type(column: _Column, numbers: pl.Series) -> Guess:
+    if _WEIGHT.search(column.name.lower()) and bool((numbers >= 0).all()):
         return "weight", {}, ""
     if bool((numbers != numbers.floor()).any()):
         return "numeric", {}, ""
-    if _NAMES.search(found.name) or _NAMES.search(found.name.lower()):
-        return ("ignore", {}, "nearly every row has another value") if found.all_differ else ("categorical", {}, "")
-    return ("categorical", {}, "") if found.values <= _FEW else ("numeric", {}, "")
+    if _NAMES.search(column.name) or _NAMES.search(column.name.lower()):
+        return ("ignore", {}, "nearly every row has another value") if column.all_differ else ("categorical", {}, "")
+    return ("categorical", {}, "") if column.values <= _FEW else ("numeric", {}, "")
 
 
-def _separator(found: _Found) -> str | None:
-    """What stands between the members, if most values have several, out of fewer than there are values.
+def _separator(column: _Column) -> str | None:
+    """Return the separator of members, if most values have several, out of fewer than there are values.
 
     A space also stands in names, and a comma in addresses, so there the members must be numbers.
     """
-    values = found.counts["value"][:1000]
+    values = column.counts["value"][:1000]
     for separator in ("|", ";", " ", ","):
         members = values.str.split(separator).explode(empty_as_null=True, keep_nulls=True).str.strip_chars()
         several = values.str.contains(separator, literal=True).mean()
@@ -309,7 +315,7 @@ def _entry(column: ColumnReport) -> str:
 
 
 def _flow(value: object) -> str:
-    """YAML on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, str):
         # What could be read as a number, a truth value or a sign of YAML gets quotation marks.
         plain = re.fullmatch(r"[A-Za-z_][\w ./-]*\w|[A-Za-z_]", value) and isinstance(yaml.safe_load(value), str)
@@ -322,5 +328,5 @@ def _flow(value: object) -> str:
 
 
 def _printable(words: str) -> str:
-    """Signs that YAML takes for the end of a line, or has no place for, as it writes them: \\U00002028."""
+    """Return words with signs that YAML takes for the end of a line, or has no place for, as \\U00002028."""
     return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in words)

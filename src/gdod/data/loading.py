@@ -1,6 +1,5 @@
-"""From a file, or the name of a data set, to training data: prepared once, then taken from the cache."""
+"""Load training data from a table or a data set with a name: prepared once, then taken from the cache."""
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gdod._files import read_json
 from gdod.data.dataset import Dataset
 from gdod.data.inspection import inspect
 from gdod.data.parts.part import MemoryPart, Part
@@ -23,21 +23,24 @@ from gdod.data.sets.source import Source
 from gdod.data.stream import StreamPart
 from gdod.data.tables.files import base_folder, find_files
 from gdod.data.tables.frames import polars
+from gdod.data.tables.raw_table import file_table, frame_table
 from gdod.data.tables.read import columns_of
-from gdod.data.tables.table import Table, file_table, frame_table
 from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
 
 # Larger parts are read from disk while they are used.
 MEMORY_BYTES = 2 << 30
+_PREPARED = "prepared data, as `gdod data prepare` makes it"
 
 
 @dataclass(frozen=True)
 class _Request:
+    """Data that is to be prepared unless the cache has its fingerprint."""
+
     name: str
     fingerprint: str
     read: Callable[[Path], RawParts]
-    """Reads the raw tables; the folder may keep copies of them for a while."""
+    """A function that reads the raw tables; it may keep copies of them in the given folder for a while."""
 
 
 def load(
@@ -50,7 +53,7 @@ def load(
     stream: bool | None = None,
     **options: object,
 ) -> Dataset:
-    """Training data from a table of your own, or from a data set with a name.
+    """Return training data from a table of your own, or from a data set with a name.
 
         data = gdod.data.load("ads.csv", schema="ads.yaml")
         data = gdod.data.load("census", folder="downloads/census")
@@ -66,7 +69,7 @@ def load(
         folder: where the files of a data set with a name are.
         cache: the folder for prepared data. Default: $GDOD_CACHE or ~/.cache/gdod.
         stream: read from disk while it is used instead of from memory. None: if it is large.
-        options: of a data set with a name.
+        options: the options of a data set with a name.
     """
     prepared = prepare(source, schema=schema, labels=labels, folder=folder, cache=cache, **options)
     return open_prepared(prepared, stream=stream)
@@ -81,7 +84,7 @@ def prepare(
     cache: str | Path | None = None,
     **options: object,
 ) -> Path:
-    """The folder with the prepared data, made now if it is not in the cache. Arguments as for `load`."""
+    """Return the folder with the prepared data, made now if it is not in the cache. Arguments as for `load`."""
     if not isinstance(source, str | Path):
         raise InputError(f"source is a {type(source).__name__}; expected a path, a pattern, or a data set's name")
     root = cache_folder(cache)
@@ -108,15 +111,15 @@ def prepare(
 
 
 def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
-    """The data set in a folder that `prepare` has made."""
+    """Return the data set in a folder that `prepare` has made. ``stream`` as for `load`."""
     about = read_about(folder)
-    encoder = Encoder.from_json(_read_json(folder, "encoder.json"))
+    encoder = Encoder.from_json(read_json(folder / "encoder.json", _PREPARED))
     if stream is None:
         stream = sum(about["rows"].values()) * row_bytes(encoder) > MEMORY_BYTES
     train, validation, test = (_part(folder / part_file(part), encoder, stream) for part in PARTS)
     return Dataset(
         name=about["name"],
-        schema=encoder.schema,
+        schema=encoder.model_schema,
         tasks=encoder.tasks,
         train=train,
         validation=validation,
@@ -128,16 +131,8 @@ def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What about.json says of prepared data: rows, missing values, label rates, notes."""
-    return _read_json(folder, "about.json")
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} holds no prepared data that can be read: {error}") from error
-    return found
+    """Return about.json of a folder of prepared data: rows, missing values, label rates, notes."""
+    return read_json(folder / "about.json", _PREPARED)
 
 
 def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
@@ -151,29 +146,26 @@ def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
         raise InputError(f"{path} does not fit into memory; read it from disk instead, with stream=True") from error
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} is damaged ({error}); remove {path.parent}, it will be made again") from error
-    return MemoryPart(examples(frame, encoder), tuple(encoder.table.labels))
+    return MemoryPart(examples(frame, encoder), tuple(encoder.table_schema.labels))
 
 
 def _build(work: Path, request: _Request) -> None:
     scratch = work / "raw"
     scratch.mkdir()
-    raw = request.read(scratch)
-    prepare_into(work, request.name, request.fingerprint, raw)
+    prepare_into(work, request.name, request.fingerprint, request.read(scratch))
     rmtree(scratch)
 
 
 def _named(source: Source, schema: TableSchema | None, folder: Path | None, options: dict[str, object]) -> _Request:
     def read(scratch: Path) -> RawParts:
-        found = source.read(folder, options)
-        table = schema or found.schema
-        tables = {"train": found.train, "test": found.test}
-        for part, frame in tables.items():
+        raw = source.read(folder, options)
+        chosen = schema or raw.schema
+        for part, frame in (("train", raw.train), ("test", raw.test)):
             if frame is not None:
-                names = frame.collect_schema().names()
-                table.check_columns(names, f"the {part} table of {source.name}")
-        train = frame_table(found.train, source.name, table.needed, scratch / "train.parquet")
-        test = None if found.test is None else frame_table(found.test, f"{source.name} (test)", table.needed, scratch)
-        return RawParts(train, None, test, table, found.notes)
+                chosen.check_columns(frame.collect_schema().names(), f"the {part} table of {source.name}")
+        train = frame_table(raw.train, source.name, chosen.needed, scratch / "train.parquet")
+        test = None if raw.test is None else frame_table(raw.test, f"{source.name} (test)", chosen.needed, scratch)
+        return RawParts(train, None, test, chosen, raw.notes)
 
     values = {
         "source": source.name,
@@ -186,15 +178,15 @@ def _named(source: Source, schema: TableSchema | None, folder: Path | None, opti
 def _files(
     source: str | Path, schema: TableSchema | None, labels: tuple[str, ...], cache: Path, names: Iterable[str]
 ) -> _Request:
-    files = {"train": _found(source, names)}
+    files = {"train": _find(source, names)}
     if schema is None:
         schema = inspect(source, labels=labels).schema()
     elif labels:
         raise InputError("labels=... is for a schema that is inferred; this one is given, so mark them there")
-    table = schema
+    chosen = schema
     base = base_folder(source)
     for part in ("validation", "test"):
-        given = getattr(table.split, part)
+        given = getattr(chosen.split, part)
         if isinstance(given, str):
             if not (base / given).resolve().is_relative_to(base.resolve()):
                 raise InputError(
@@ -210,28 +202,26 @@ def _files(
     if not files["train"]:
         raise InputError(f"{source}: no file is left for training; `test` and `validation` take them all")
     for paths in files.values():
-        table.check_columns(columns_of(paths, table.file), str(paths[0]))
+        chosen.check_columns(columns_of(paths, chosen.file), str(paths[0]))
 
     def read(scratch: Path) -> RawParts:
-        def table_of(part: str) -> Table | None:
-            if part not in files:
-                return None
-            return file_table(files[part], table.file, table.needed, scratch / f"{part}.parquet")
-
-        train = table_of("train")
-        assert train is not None
-        return RawParts(train, table_of("validation"), table_of("test"), table)
+        tables = {
+            part: file_table(paths, chosen.file, chosen.needed, scratch / f"{part}.parquet")
+            for part, paths in files.items()
+        }
+        return RawParts(tables["train"], tables.get("validation"), tables.get("test"), chosen)
 
     values: dict[str, Any] = {
         "files": {part: hash_files(paths, cache) for part, paths in files.items()},
         # A text file's kind is in its name, not in its content.
         "names": {part: [path.suffixes for path in paths] for part, paths in files.items()},
-        "schema": table.to_json(),
+        "schema": chosen.to_json(),
     }
     return _Request(Path(source).name, fingerprint(values), read)
 
 
-def _found(source: str | Path, names: Iterable[str]) -> tuple[Path, ...]:
+def _find(source: str | Path, names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the files of a table; if there are none, the error also lists the data sets with a name."""
     try:
         return find_files(source)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""A part that is read from disk while it is used, in memory that does not grow with its size."""
+"""Batches of a part that is read from disk while it is used, in memory that does not grow with its size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from gdod._checks import check_positive
-from gdod.data.parts.part import Examples, Minibatch, check_position, cut, generator
-from gdod.data.parts.rank_shares import dealt
+from gdod.data.parts.part import Examples, Minibatch, Part, check_position, cut, generator
+from gdod.data.parts.rank_shares import given_by_rank
 from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.stored import examples
 from gdod.data.tables.frames import polars
 
 
 @dataclass(frozen=True)
-class StreamPart:
-    """Row groups in random order, ``window`` of them at a time in memory, where their rows are mixed.
+class StreamPart(Part):
+    """A part of a data set in a Parquet file, read while it is used.
 
-    The training part is stored in random order already, so rows that meet in a batch are as good as
-    drawn from all of it. Each rank reads row groups of its own, so which rows meet depends on how many ranks there are.
+    Row groups come in random order, ``window`` of them at a time in memory, where their rows are mixed. The
+    training part is stored in random order already, so rows that meet in a batch are as good as drawn from all of
+    it. Each rank reads row groups of its own, so which rows meet depends on how many ranks there are.
     """
 
     path: Path
@@ -32,26 +32,15 @@ class StreamPart:
 
     @cached_property
     def _groups(self) -> NDArray[np.int64]:
-        """[R], rows in each row group."""
+        """The number of rows in each row group. [R]"""
         about = pq.read_metadata(self.path)
         return np.array([about.row_group(at).num_rows for at in range(about.num_row_groups)], np.int64)
 
     def __len__(self) -> int:
         return int(self._groups.sum())
 
-    def steps(self, size: int, *, ranks: int = 1) -> int:
-        check_positive("size", size)
-        return -(-len(self) // size)
-
     def batches(
-        self,
-        size: int,
-        *,
-        seed: int | None = None,
-        epoch: int = 0,
-        start: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, size: int, *, seed: int | None = None, epoch: int = 0, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Minibatch]:
         check_position(size, start, rank, ranks)
         order = np.arange(len(self._groups))
@@ -63,18 +52,18 @@ class StreamPart:
     def _batches(
         self, size: int, order: NDArray[np.int64], mix: tuple[int, ...] | None, start: int, rank: int, ranks: int
     ) -> Iterator[Minibatch]:
-        tasks, steps, at = tuple(self.encoder.table.labels), self.steps(size), start
+        tasks, steps, at = tuple(self.encoder.table_schema.labels), self.steps(size), start
         rows = [int(self._groups[order[one::ranks]].sum()) for one in range(ranks)]
 
         def sizes(last: int) -> NDArray[np.int64]:
-            """This rank's shares of the batches from where it is to the last."""
-            return np.diff(dealt(rows, rank, np.minimum(np.arange(at, last + 1) * size, sum(rows))))
+            """Return how many examples of each batch, from the present one to the last, are this rank's."""
+            return np.diff(given_by_rank(rows, rank, np.minimum(np.arange(at, last + 1) * size, sum(rows))))
 
         if start >= steps:
             return
         with pq.ParquetFile(self.path) as file:
             rest = self._read(file, order[:0])  # less than a batch, for the next window
-            skip = int(dealt(rows, rank, np.array([start * size]))[0])
+            skip = int(given_by_rank(rows, rank, np.array([start * size]))[0])
             for block in self._blocks(file, order[rank::ranks], mix, skip):
                 block = _joined(rest, block) if rest.size else block
                 shares = sizes(min(steps, at + (block.size + 1) * ranks // size + 1))
@@ -86,7 +75,7 @@ class StreamPart:
     def _blocks(
         self, file: pq.ParquetFile, order: NDArray[np.int64], mix: tuple[int, ...] | None, skip: int
     ) -> Iterator[Examples]:
-        """The rows of window after window, but the first ``skip``."""
+        """Yield the rows of window after window, without the first ``skip``."""
         for at in range(0, len(order), self.window):
             groups = order[at : at + self.window]
             rows = int(self._groups[groups].sum())

@@ -20,7 +20,7 @@ from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.watch import Silent
 from gdod.report import Study, load_studies, write_report
 from gdod.training.evaluation import check_monitor
-from gdod.training.job import differences
+from gdod.training.preflight import differences
 from gdod.training.run import Folder, decay_note, versions
 
 if TYPE_CHECKING:

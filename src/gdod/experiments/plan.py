@@ -10,7 +10,7 @@ from typing import Any
 from gdod._checks import nearest
 from gdod.errors import InputError
 from gdod.training.config import Settings, TrainConfig, check_config, contained, inside, merged, nested, read_settings
-from gdod.training.job import absolute, check
+from gdod.training.preflight import absolute_paths, check
 from gdod.yaml_toml import parse_value
 
 PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
@@ -218,7 +218,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     over: Settings = {"seed": seed}
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
-    config = absolute(check_config(merged(settings, over)))
+    config = absolute_paths(check_config(merged(settings, over)))
     return Planned(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
 
 

@@ -23,8 +23,8 @@ from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.search import Grid, Space, check_space, declared, read_space
 from gdod.experiments.watch import Silent
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
-from gdod.training.evaluation import goodness
-from gdod.training.job import absolute, check, differences
+from gdod.training.evaluation import monitored_score
+from gdod.training.preflight import absolute_paths, check, differences
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
 
@@ -48,7 +48,7 @@ class Search:
     """How many trials were asked for; a grid has no more than its points."""
 
     def config(self, found: Mapping[str, Any], seed: int) -> TrainConfig:
-        return absolute(check_config(merged(self.settings, nested({**found, "seed": seed}))))
+        return absolute_paths(check_config(merged(self.settings, nested({**found, "seed": seed}))))
 
     @property
     def first_point(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class _Trials:
     def _value(ended: Ended) -> float | None:
         assert ended.result is not None
         config, metrics = ended.job.config, ended.result["validation"]
-        return None if metrics is None else goodness(metrics, config.stopping.monitor, config.task_weights or {})
+        return None if metrics is None else monitored_score(metrics, config.stopping.monitor, config.task_weights or {})
 
     def _place(self, number: int, seed: int) -> Folder:
         return Folder((self.folder / "trials" / str(number) / f"seed{seed}").absolute())

@@ -119,7 +119,7 @@ class Worker:
         )
 
     def _load(self, config: "TrainConfig") -> "Dataset":
-        from gdod.training.job import load_data
+        from gdod.training.train_run import load_data
 
         key = config.data.model_dump_json()
         if self.data is None or self.data[0] != key:

@@ -1,8 +1,8 @@
-"""Methods: functions from the Gram matrix of the rows (and the losses) to weights of the rows."""
+"""The methods: each turns the Gram matrix of the rows, or the losses, into a weight for each row."""
 
 from collections.abc import Callable
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdod._checks import check_choice
 from gdod.errors import InputError
@@ -19,9 +19,6 @@ from gdod.methods.sum import Sum
 from gdod.methods.torchjd import as_method, torchjd_methods
 from gdod.methods.uncertainty import Uncertainty
 
-if TYPE_CHECKING:
-    from gdod.methods.torchjd.to_torchjd import GDODAggregator, GDODWeighting
-
 METHODS: dict[str, Callable[..., Method]] = {
     "sum": Sum,
     "uncertainty": Uncertainty,
@@ -35,7 +32,6 @@ METHODS: dict[str, Callable[..., Method]] = {
     **torchjd_methods(),
 }
 
-
 _RETIRED = {
     "gdod-variant": "soft agreement is now method 'gdod' with agreement='soft'; commit d7fba99 is the last that "
     "has the others",
@@ -43,7 +39,7 @@ _RETIRED = {
 
 
 def method(name: str, **options: Any) -> Method:
-    """A method by its name: `method("gdod", groups=8)`."""
+    """Return a new method by its name in `METHODS`, with its options: `method("gdod", groups=8)`."""
     if name in _RETIRED:
         raise InputError(f"method {name!r} is no longer there: {_RETIRED[name]}")
     check_choice("method", name, METHODS)
@@ -59,23 +55,12 @@ def method(name: str, **options: Any) -> Method:
         raise InputError(f"method {name!r} does not take these options: {error}") from error
 
 
-def __getattr__(name: str) -> object:
-    """What is built on torchjd is loaded when it is first used."""
-    if name not in ("GDODAggregator", "GDODWeighting"):
-        raise AttributeError(f"module 'gdod.methods' has no attribute {name!r}")
-    from gdod.methods.torchjd import to_torchjd
-
-    return getattr(to_torchjd, name)
-
-
 __all__ = [
     "GDOD",
     "METHODS",
     "MGDA",
     "CAGrad",
     "Decomposition",
-    "GDODAggregator",
-    "GDODWeighting",
     "GradNorm",
     "GradReg",
     "Gram",

@@ -15,7 +15,7 @@ from gdod.methods.base import TaskMethod
 
 
 class CAGrad(TaskMethod):
-    """Within a ball around the mean gradient g₀, the update that does the most for the worst-off task.
+    """Take, within a ball around the mean gradient g₀, the update that does the most for the worst-off task.
 
     Algorithm 1 finds the weights w on the simplex where g_w·g₀ + c‖g₀‖‖g_w‖ is lowest, g_w = Σ wᵢ gᵢ,
     and goes along d = g₀ + c‖g₀‖ g_w/‖g_w‖. The update here is K·d, so that with c = 0 it is the sum
@@ -34,7 +34,7 @@ class CAGrad(TaskMethod):
     1 + c times its plain gradient, as Algorithm 1 has it, unless rescaled.
 
     Args:
-        c: radius of the ball, in lengths of the mean gradient. 0 is the plain sum; the paper proves
+        c: the radius of the ball, in lengths of the mean gradient. 0 is the plain sum; the paper proves
             that it converges to a stationary point of the mean loss for c < 1, and tends to MGDA's
             direction as c grows.
         rescale: 0: Algorithm 1 as printed (and as torchjd has it); 1: divided by 1 + c², the default
@@ -61,7 +61,7 @@ class CAGrad(TaskMethod):
         return torch.tensor(weights, dtype=torch.float64) / divisor
 
     def _correction(self, units: hull.Units) -> hull.Vector:
-        """Amounts of unit gradients that are added to the sum of the task gradients s = K g₀."""
+        """Return the amounts of unit gradients to add to s = K g₀, the sum of the task gradients."""
         nothing = [0.0] * len(units.lengths)
         length = hull.norm(units.correlations, units.lengths)  # ‖s‖
         radius = self.c * length

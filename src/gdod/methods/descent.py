@@ -1,4 +1,4 @@
-"""Steps of what a method learns: a number for each task, with an optimizer of its own.
+"""The optimizer of what a method learns: a number for each task.
 
 The same formulas as `torch.optim.SGD` and `torch.optim.Adam`, in float64 and for each task by itself: a
 task that is absent from a step keeps its number, and its part of the optimizer's memory too.
@@ -17,6 +17,8 @@ _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's β₁, β₂ and ε
 
 
 class Descent:
+    """An optimizer, "adam" or "sgd", for a vector with one number for each task."""
+
     def __init__(self, optimizer: str, lr: float) -> None:
         check_choice("optimizer", optimizer, ("adam", "sgd"))
         check_number("lr", lr, at_least=0)
@@ -25,7 +27,7 @@ class Descent:
         self.memory: Tensor | None = None  # mean, mean square and number of the gradients so far [3, K]
 
     def step(self, values: Tensor, gradient: Tensor, present: Tensor) -> Tensor:
-        """The values after a step against the gradient, where present. [K]"""
+        """Return the values [K] after a step against the gradient [K]; those of absent tasks are unchanged."""
         if self.optimizer == "sgd":
             return torch.where(present, values - self.lr * gradient, values)
         if self.memory is None:
@@ -33,7 +35,7 @@ class Descent:
         mean, square, count = self.memory
         after = torch.stack(
             [_FIRST * mean + (1 - _FIRST) * gradient, _SECOND * square + (1 - _SECOND) * gradient**2, count + 1]
-        )
+        )  # [3, K]
         self.memory = torch.where(present, after, self.memory)
         mean, square, count = after
         root = (square / (1 - _SECOND**count)).sqrt() + _TINY
@@ -47,7 +49,7 @@ class Descent:
 
 
 def check_state(method: object, state: Mapping[str, Any], keys: set[str]) -> None:
-    """That a state is one of this kind of method: empty, from before the first step, or with these keys."""
+    """Raise unless a state has these keys, or is empty, as it is before the first step."""
     if state and set(state) != keys:
         raise InputError(
             f"the state holds {sorted(state)}; expected {sorted(keys)}, as {method!r}.state_dict() gives it"
@@ -55,6 +57,7 @@ def check_state(method: object, state: Mapping[str, Any], keys: set[str]) -> Non
 
 
 def check_tasks(method: object, known: int, given: int) -> None:
+    """Raise if a method that has learned about one number of tasks is given another one."""
     if known != given:
         raise InputError(
             f"{method!r} has learned about {known} tasks, but there are {given}; use one method for each set of tasks"

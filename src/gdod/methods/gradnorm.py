@@ -17,7 +17,7 @@ _LEAST = 1e-4  # no task's weight falls below this
 
 
 class GradNorm(Method):
-    """Learns task weights that bring gradients to a common length, larger for tasks that learn slowly.
+    """Learn task weights that bring gradients to a common length, larger for tasks that learn slowly.
 
     With nᵢ the length of task i's gradient at the last shared layer, and rᵢ its loss ratio Lᵢ/Lᵢ(0)
     divided by the mean one, the weights go down the gradient of
@@ -35,10 +35,10 @@ class GradNorm(Method):
     vanishes gets no pull, and its weight only changes by the rescaling. One task has the weight 1.
 
     Args:
-        alpha: strength of the pull towards equal pace of learning; 0 only equalises lengths.
-        lr: learning rate of the weights.
-        optimizer: of the weights: "adam" or "sgd".
-        parameters: at which lengths are taken, in place of the last shared layer.
+        alpha: the strength of the pull towards equal pace of learning; 0 only equalises lengths.
+        lr: the learning rate of the task weights.
+        optimizer: the optimizer of the task weights, "adam" or "sgd".
+        parameters: the parameters at which lengths are taken, in place of those of the last shared layer.
     """
 
     GRID: ClassVar[Mapping[str, Sequence[float]]] = {"alpha": (0.5, 1.5)}
@@ -67,24 +67,26 @@ class GradNorm(Method):
         if self.task_weights is None or self.initial_losses is None:
             self.task_weights, self.initial_losses = torch.ones_like(losses), losses.clone()
         check_tasks(self, len(self.task_weights), len(losses))
-        weights, present = self.task_weights, ~losses.isnan()
+        weights, present = self.task_weights, ~losses.isnan()  # [K] each
         self.initial_losses = torch.where(self.initial_losses.isnan(), losses, self.initial_losses)
-        lengths = _norm_gram(gram).diagonal().clamp(min=0).sqrt()
+        products = gram.of_tasks if gram.norm_gram is None else gram.norm_gram  # [K, K]
+        lengths = products.diagonal().clamp(min=0).sqrt()  # [K]
         if bool(present.any()):
             self._learn(weights, lengths, losses, present)
         factors = torch.where(present, weights, 0.0)
         return Weights(factors @ gram.averages, heads=factors)
 
     def _learn(self, weights: Tensor, lengths: Tensor, losses: Tensor, present: Tensor) -> None:
+        """Take one step of the task weights. All arguments are [K]."""
         assert self.initial_losses is not None
         weighted = weights * lengths
         usable = present & (self.initial_losses > 0)
         ratios = torch.where(usable, losses / self.initial_losses, 1.0).clamp(min=0)
-        pace = ratios / _mean(ratios, present)
-        target = _mean(weighted, present) * pace.nan_to_num(1.0) ** self.alpha  # all losses zero: 0 / 0
+        pace = ratios / ratios[present].mean()
+        target = weighted[present].mean() * pace.nan_to_num(1.0) ** self.alpha  # all losses zero: 0 / 0
         stepped = self.descent.step(weights, torch.sign(weighted - target) * lengths, present)
         stepped = torch.where(present, stepped.clamp(min=_LEAST), stepped)
-        share = len(weights) - float(stepped[~present].sum())  # the absent ones keep theirs
+        share = len(weights) - float(stepped[~present].sum())  # absent tasks keep their weights
         if share > 0:
             stepped = torch.where(present, stepped * (share / stepped[present].sum()), stepped)
         self.task_weights = stepped
@@ -106,12 +108,3 @@ class GradNorm(Method):
 
     def __repr__(self) -> str:
         return f"GradNorm(alpha={self.alpha}, lr={self.descent.lr}, optimizer={self.descent.optimizer!r})"
-
-
-def _norm_gram(gram: Gram) -> Tensor:
-    """Inner products of the task gradients at the parameters where their lengths count. [K, K]"""
-    return gram.of_tasks if gram.norm_gram is None else gram.norm_gram
-
-
-def _mean(values: Tensor, present: Tensor) -> Tensor:
-    return values[present].mean()

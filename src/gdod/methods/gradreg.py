@@ -12,7 +12,7 @@ from gdod.methods.base import PenaltyMethod
 
 
 class GradReg(PenaltyMethod):
-    """Adds to the losses a penalty on the squared cosines between task gradients:
+    """Add to the losses a penalty on the squared cosines between task gradients:
 
         Σᵢ Lᵢ + weight · Σ_{i<j} cos²(gᵢ, gⱼ)
 
@@ -25,7 +25,7 @@ class GradReg(PenaltyMethod):
     in no pair. One task: the plain gradient.
 
     Args:
-        weight: of the penalty.
+        weight: the weight of the penalty.
     """
 
     GRID: ClassVar[Mapping[str, Sequence[float]]] = {"weight": (1e-1, 1e-2, 1e-3, 1e-4)}
@@ -35,11 +35,11 @@ class GradReg(PenaltyMethod):
         self.weight = weight
 
     def penalty(self, gram: Tensor) -> Tensor:
-        lengths = gram.diagonal()
-        first, second = torch.triu_indices(len(gram), len(gram), 1)
-        both = (lengths[first] > 0) & (lengths[second] > 0)
+        squares = gram.diagonal()  # squared lengths [K]
+        first, second = torch.triu_indices(len(gram), len(gram), 1)  # all pairs
+        both = (squares[first] > 0) & (squares[second] > 0)
         first, second = first[both], second[both]
-        return self.weight * (gram[first, second] ** 2 / (lengths[first] * lengths[second])).sum()
+        return self.weight * (gram[first, second] ** 2 / (squares[first] * squares[second])).sum()
 
     def __repr__(self) -> str:
         return f"GradReg(weight={self.weight})"

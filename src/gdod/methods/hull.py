@@ -22,14 +22,15 @@ _SLACK = 1e-13
 
 @dataclass(frozen=True)
 class Units:
-    """Gradients that are not zero, at unit length."""
+    """The task gradients that are not zero, at unit length."""
 
-    present: list[int]  # their numbers
-    lengths: Vector
-    correlations: Matrix
+    present: list[int]  # which tasks these are
+    lengths: Vector  # of their gradients before
+    correlations: Matrix  # inner products of the unit vectors
 
     @staticmethod
     def of(gram: Matrix) -> "Units":
+        """Return the unit vectors of gradients that have these inner products."""
         present = [i for i in range(len(gram)) if gram[i][i] > 0]
         lengths = [math.sqrt(gram[i][i]) for i in present]
         correlations = [
@@ -45,12 +46,12 @@ def dot(left: Iterable[float], right: Iterable[float]) -> float:
 
 
 def norm(correlations: Matrix, amounts: Vector) -> float:
-    """Length of the combination of unit vectors."""
+    """Return the length of a combination of unit vectors."""
     return math.sqrt(max(dot(amounts, [dot(row, amounts) for row in correlations]), 0.0))
 
 
 def is_nothing(length: float, amounts: Vector) -> bool:
-    """Whether a combination of unit vectors is zero but for rounding."""
+    """Return whether a combination of unit vectors is zero but for rounding."""
     return length <= _NOTHING * sum(map(abs, amounts))
 
 
@@ -61,7 +62,7 @@ def lowest_in_hull(
     noise: float = 0.0,
     start: Vector | None = None,
 ) -> Vector:
-    """Amounts u of the point x of the hull of the gradients gᵢ where ⟨x, s⟩ + ‖x‖ is lowest.
+    """Return the amounts u of the point x of the hull of the gradients gᵢ where ⟨x, s⟩ + ‖x‖ is lowest.
 
     ``slope`` holds the inner products of s with the unit vectors, ``noise`` the size of the terms
     they were summed from; without them x is the shortest point of the hull. Wolfe's method ("Finding
@@ -90,23 +91,23 @@ def lowest_in_hull(
         worst = _worst(excess, slack, support, lambda trial: problem.bordered(trial)[0])
         if worst is None:
             break
-        found = problem.descend([*support, worst], [*amounts, 0.0])
-        if worst not in found[0]:  # rounding: nothing is gained by it
+        next_support, next_amounts = problem.descend([*support, worst], [*amounts, 0.0])
+        if worst not in next_support:  # rounding: nothing is gained by it
             break
-        support, amounts = found
+        support, amounts = next_support, next_amounts
     return spread(support, amounts, len(shares))
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The lowest point of a hull: x is in it if the amounts, times ``shares``, add up to 1."""
+    """The search for the lowest point of a hull; x lies in it if its amounts times ``shares`` add up to 1."""
 
     matrix: Matrix
     shares: Vector
     slope: Vector | None
 
     def begin(self, start: Vector | None) -> tuple[list[int], Vector]:
-        """A first support, with the lowest point of its affine hull inside."""
+        """Return a first support that has the lowest point of its affine hull inside, and the point's amounts."""
         count = len(self.shares)
         if start is not None:
             support = [i for i, u in enumerate(start) if u > 0]
@@ -121,7 +122,7 @@ class _Problem:
         return [first], [1 / self.shares[first]]
 
     def descend(self, support: list[int], amounts: Vector) -> tuple[list[int], Vector]:
-        """To the lowest point of the affine hull, leaving out gradients whose amounts would turn negative."""
+        """Go to the lowest point of the affine hull, leaving out gradients whose amounts would turn negative."""
         while len(support) > 1:
             aim, bounded = self.lowest_in_plane(support)
             way = [t - u for t, u in zip(aim, amounts, strict=True)] if bounded else aim
@@ -134,7 +135,7 @@ class _Problem:
         return support, [1 / self.shares[support[0]]]
 
     def lowest_in_plane(self, support: list[int]) -> tuple[Vector, bool]:
-        """Amounts of the lowest point of an affine hull, and True; or of a way down without end, and False.
+        """Return the amounts of the lowest point of an affine hull and True, or of a way down without end and False.
 
         With p the plane's shortest point and h the projection of the slope s on its directions, the
         objective is ⟨p, s⟩ + ⟨y, h⟩ + √(‖p‖² + ‖y‖²) at x = p + y, lowest at y = -h ‖p‖ / √(1 - ‖h‖²).
@@ -158,7 +159,7 @@ class _Problem:
         return [p - push * y for p, y in zip(shortest, inside, strict=True)], True
 
     def bordered(self, support: list[int]) -> tuple[Matrix, Vector, float]:
-        """R + a aᵀ with a the shares at unit length; regular if the gradients are affinely independent."""
+        """Return R + a aᵀ, regular if the gradients are affinely independent, a = shares / ‖shares‖, and ‖shares‖."""
         part = [self.shares[i] for i in support]
         size = math.sqrt(dot(part, part))
         unit = [a / size for a in part]
@@ -170,8 +171,8 @@ class _Problem:
 
 
 def onto_dual_cone(units: Units, slope: Vector, *, noise: float = 0.0) -> Vector:
-    """Amounts z ≥ 0 by which s + Σ zᵢ ĝᵢ is the point nearest to s that has no negative inner product
-    with any gradient.
+    """Return the amounts z ≥ 0 for which s + Σ zᵢ ĝᵢ is the point nearest to s that has no negative inner
+    product with any gradient.
 
     ``slope`` holds the inner products of s with the unit vectors, ``noise`` the size of the terms
     they were summed from. The method of Lawson and Hanson for least squares without negative numbers.
@@ -186,25 +187,25 @@ def onto_dual_cone(units: Units, slope: Vector, *, noise: float = 0.0) -> Vector
         worst = _worst(products, slack, support, lambda trial: [[matrix[i][j] for j in trial] for i in trial])
         if worst is None:
             break
-        trial, found = [*support, worst], [*amounts, 0.0]
+        trial, reached = [*support, worst], [*amounts, 0.0]
         while trial:
             aim = solve(cholesky([[matrix[i][j] for j in trial] for i in trial]), [-slope[i] for i in trial])
-            steps = [u / (u - t) if t < u else 0.0 for u, t in zip(found, aim, strict=True)]
+            steps = [u / (u - t) if t < u else 0.0 for u, t in zip(reached, aim, strict=True)]
             limits = [(step, k) for k, (step, t) in enumerate(zip(steps, aim, strict=True)) if t <= 0]
             if not limits:
-                found = aim
+                reached = aim
                 break
             step, blocking = min(limits)
-            found = [max(u + step * (t - u), 0.0) for u, t in zip(found, aim, strict=True)]
-            del trial[blocking], found[blocking]
+            reached = [max(u + step * (t - u), 0.0) for u, t in zip(reached, aim, strict=True)]
+            del trial[blocking], reached[blocking]
         if worst not in trial:  # rounding: nothing is gained by it
             break
-        support, amounts = trial, found
+        support, amounts = trial, reached
     return spread(support, amounts, count)
 
 
 def _worst(values: Vector, slack: float, support: list[int], system: Callable[[list[int]], Matrix]) -> int | None:
-    """Where the lowest value is, if it is below zero and its gradient adds a direction to the support's.
+    """Return the index of the lowest value that is below zero and whose gradient adds a direction to the support's.
 
     A gradient that does not, as far as float64 can tell, can miss its condition by no more than that.
     """
@@ -224,7 +225,7 @@ def spread(support: list[int], amounts: Vector, count: int) -> Vector:
 
 
 def cholesky(matrix: Matrix) -> Matrix:
-    """Lower triangle L of a positive definite matrix L Lᵀ."""
+    """Return the lower triangle L of a positive definite matrix L Lᵀ."""
     lower: Matrix = []
     for i, row in enumerate(matrix):
         done: Vector = []
@@ -241,7 +242,7 @@ def is_regular(lower: Matrix) -> bool:
 
 
 def solve(lower: Matrix, right: Vector) -> Vector:
-    """x of L Lᵀ x = b."""
+    """Return the solution x of L Lᵀ x = b."""
     forward: Vector = []
     for row, b in zip(lower, right, strict=True):
         forward.append((b - dot(forward, row)) / row[-1])

@@ -14,7 +14,7 @@ NORMALISATIONS = ("none", "l2", "loss", "loss+")
 
 
 class MGDA(TaskMethod):
-    """Follows the shortest vector of the convex hull of the task gradients, which no task is against.
+    """Follow the shortest vector of the convex hull of the task gradients, which no task is against.
 
     The weights of the tasks add up to 1, as in the paper: for K tasks with the same gradient the
     update is that gradient, a K-th of what `Sum` gives. A learning rate found for one is not right for
@@ -27,8 +27,8 @@ class MGDA(TaskMethod):
     stop all other tasks. One task keeps its plain gradient.
 
     Args:
-        normalisation: what a task's gradient is divided by before the weights are sought, as in
-            their published code, where the weights then apply to the gradients as they were: "none";
+        normalisation: what a task's gradient is divided by before the weights are sought. As in their
+            published code, the weights then apply to the gradients as they were. "none";
             "l2", its length; "loss", the task's loss; "loss+", both. A loss that is zero or negative
             counts as 1, since dividing by it would turn the gradient round.
     """
@@ -60,15 +60,15 @@ class MGDA(TaskMethod):
 
 
 def _shortest(gram: Tensor, divisors: Tensor | None) -> Tensor:
-    """Weights of the shortest vector of the hull of the gradients, each divided by a number."""
+    """Return the weights [K] of the shortest vector of the hull of the gradients, each divided by its divisor."""
     weights = [0.0] * len(gram)
     units = hull.Units.of(gram.tolist())
     if divisors is not None:
         lengths = [n / d for n, d in zip(units.lengths, divisors[units.present].tolist(), strict=True)]
         units = hull.Units(units.present, lengths, units.correlations)
     if units.present:
-        found = [u / n for u, n in zip(hull.lowest_in_hull(units), units.lengths, strict=True)]
-        total = sum(found)
-        for i, weight in zip(units.present, found, strict=True):
-            weights[i] = weight / total
+        amounts = [u / n for u, n in zip(hull.lowest_in_hull(units), units.lengths, strict=True)]
+        total = sum(amounts)
+        for i, amount in zip(units.present, amounts, strict=True):
+            weights[i] = amount / total
     return torch.tensor(weights, dtype=torch.float64)

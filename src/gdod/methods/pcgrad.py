@@ -12,7 +12,7 @@ from gdod.methods.generator import generator_of
 
 
 class PCGrad(TaskMethod):
-    """Takes from each task gradient what points against another one, the others in random order.
+    """Remove from each task gradient what points against another one, taking the others in random order.
 
     The update is the sum of the projected gradients, as in the paper, so that without conflicts it is
     the plain sum. A task gradient that is zero (no labels, or it has vanished) conflicts with none;
@@ -22,7 +22,7 @@ class PCGrad(TaskMethod):
     coefficients on the original ones, with its inner products with them.
 
     Args:
-        seed: of the random order; a number or a `torch.Generator`.
+        seed: where the random orders start; a number or a `torch.Generator`.
     """
 
     def __init__(self, seed: int | torch.Generator = 0) -> None:
@@ -34,7 +34,7 @@ class PCGrad(TaskMethod):
         products = gram.tolist()
         weights = [1.0] * tasks
         for i, order in enumerate(orders):
-            with_others = products[i]  # inner products of the projected gradient with the original ones
+            with_others = products[i]  # inner products of the projected gradient with the original ones [K]
             for j in order:
                 if j != i and with_others[j] < 0 < products[j][j]:
                     share = with_others[j] / products[j][j]

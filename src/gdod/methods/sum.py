@@ -8,7 +8,7 @@ from gdod.methods.gram import Gram
 
 
 class Sum(LossMethod):
-    """What ``sum(loss.mean() for loss in losses).backward()`` does."""
+    """Add up the task gradients, as ``sum(loss.mean() for loss in losses).backward()`` does."""
 
     keeps_all = True
 

@@ -17,7 +17,7 @@ _FACTORS = {"classification": 1.0, "regression": 0.5}
 
 
 class Uncertainty(LossMethod):
-    """Divides each loss by a variance that is learned along with the model.
+    """Divide each loss by a variance that is learned along with the model.
 
     With sᵢ = log σᵢ² the objective is, as the paper's section 3.2 has it for both kinds of task,
 
@@ -34,8 +34,8 @@ class Uncertainty(LossMethod):
 
     Args:
         likelihood: "classification" or "regression", for all tasks or one for each.
-        lr: learning rate of s.
-        optimizer: of s: "adam" or "sgd".
+        lr: the learning rate of s.
+        optimizer: the optimizer of s, "adam" or "sgd".
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Uncertainty(LossMethod):
         if self.log_variances is None:
             self.log_variances = torch.zeros_like(losses)
         check_tasks(self, len(self.log_variances), len(losses))
-        present = ~losses.isnan()
+        present = ~losses.isnan()  # [K]
         weights = torch.where(present, self._factors(len(losses)) * torch.exp(-self.log_variances), 0.0)
         gradient = 0.5 - weights * losses.nan_to_num(0.0)
         self.log_variances = self.descent.step(self.log_variances, gradient, present)

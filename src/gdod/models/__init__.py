@@ -15,9 +15,9 @@ from gdod.errors import InputError
 from gdod.models.config import ACTIVATIONS, Config, configure
 from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
 from gdod.models.export import export
+from gdod.models.label_losses import Losses, per_example_losses
 from gdod.models.mmoe import MMoE, MMoEConfig
 from gdod.models.model import Model
-from gdod.models.per_example_losses import Losses, per_example_losses
 from gdod.models.ple import PLE, PLEConfig
 from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
 from gdod.models.single_task import SingleTask, SingleTaskConfig
@@ -35,10 +35,10 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **options: Any) -> Model:
-    """A model by its name, with weights from the seed: `build("mmoe", schema, tasks, experts=4)`.
+    """Return a new model by its name in `MODELS`, with weights from the seed.
 
-    Options are the fields of the model's config. torch's own random numbers go on as if nothing had
-    been drawn.
+    `build("mmoe", schema, tasks, experts=4)`: options are the fields of the model's config. torch's own random
+    numbers go on as if nothing had been drawn.
     """
     check_choice("model", name, MODELS)
     kind = MODELS[name]

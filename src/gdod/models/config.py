@@ -1,12 +1,12 @@
-"""Sizes and options that all models have. Each model adds its own, beside its code."""
+"""The sizes and options that all models have. Each model adds its own in its own module."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from torch import nn
 
-from gdod._checks import check_choice, check_positive
+from gdod._checks import check_choice, check_number, check_positive
 from gdod.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -21,24 +21,27 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """The sizes and options that all models have."""
+
     embedding: int = 8
-    """Length of an id's vector."""
+    """The length of the vector of an id."""
     tower: tuple[int, ...] = (16,)
-    """Hidden layers of each task's tower; its last layer, with the outputs, is added to them."""
+    """The sizes of the hidden layers of each task's tower; its output layer comes on top."""
     activation: str = "relu"
+    """The activation after hidden layers: a name in `ACTIVATIONS`."""
     dropout: float = 0.0
-    """Share of hidden units that are dropped in training."""
+    """The share of hidden units that are dropped in training."""
     sparse: bool = False
-    """Sparse gradients of the tables, for an optimizer that takes them."""
+    """Whether the gradients of embedding tables are sparse, for an optimizer that takes such gradients."""
 
     def __post_init__(self) -> None:
         check_positive("embedding", self.embedding)
         self._sizes("tower")
         check_choice("activation", self.activation, ACTIVATIONS)
-        check_number("dropout", self.dropout, lambda share: 0 <= share < 1, "from 0 to below 1")
+        check_number("dropout", self.dropout, at_least=0, below=1)
 
     def _sizes(self, name: str, at_least: int = 0) -> None:
-        """Checks a field of layer sizes, and makes a tuple of what may come as a list."""
+        """Check a field of layer sizes, and make a tuple of it."""
         value = getattr(self, name)
         if not isinstance(value, Iterable) or isinstance(value, str):
             raise InputError(f"{name}={value!r}; expected sizes of layers, e.g. (256, 32)")
@@ -54,12 +57,7 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def configure(kind: type[AnyConfig], options: dict[str, Any]) -> AnyConfig:
-    """A config from options by name."""
+    """Return a config of this kind, and raise if an option is not one of its fields."""
     for name in options:
         check_choice("option", name, [field.name for field in fields(kind)])
     return kind(**options)
-
-
-def check_number(name: str, value: object, fits: Callable[[float], bool], expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise InputError(f"{name}={value!r}; expected a number {expected}")

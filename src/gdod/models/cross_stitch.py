@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gdod.models.config import Config, check_number
+from gdod._checks import check_number
+from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, activation, linear, mlp
 from gdod.models.model import Model
@@ -17,21 +18,23 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class CrossStitchConfig(Config):
+    """The sizes and options of `CrossStitch`."""
+
     bottom: tuple[int, ...] = (256, 32)
-    """Layers that all tasks share, below the towers. () with a tower of (256, 32, 16) is the form
+    """The sizes of the layers that all tasks share, below the towers. () with a tower of (256, 32, 16) is the form
     of the original paper: a network for each task, mixed after every hidden layer."""
     own: float = 0.9
-    """What a tower keeps of itself at the start; the others have the rest in equal parts."""
+    """The share that a tower keeps of itself at the start; the others have the rest in equal parts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._sizes("bottom")
         self._sizes("tower", at_least=1)
-        check_number("own", self.own, lambda own: 0 < own <= 1, "above 0 and up to 1")
+        check_number("own", self.own, above=0, at_most=1)
 
 
 class Stitch(nn.Module):
-    """The towers' units mixed: output i is Σ_j a_ij h_j.
+    """Mix the units of the towers, [K, B, H] -> K of [B, H]: output i is Σ_j a_ij h_j.
 
     Row i of the matrix a is a parameter of its own, so that in the last unit, where nothing mixes
     it any more, it belongs to task i alone.

@@ -1,4 +1,4 @@
-"""A trained model as a program that runs without this library."""
+"""Export a trained model as a program that runs without this library."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gdod.schema import Batch
 
 
 class _Plain(nn.Module):
-    """A model that takes plain tensors, so that whoever loads it needs no class of ours."""
+    """A model that takes plain tensors, so that the exported program needs no class of this library."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -22,14 +22,14 @@ class _Plain(nn.Module):
 
 
 def export(model: Model, batch: Batch) -> ExportedProgram:
-    """The model in evaluation mode, by `torch.export`, for batches and sequences of any length.
+    """Return the model in evaluation mode as a `torch.export` program, for batches and sequences of any length.
 
         program = export(model, batch)
         logits = program.module()(batch.categorical, batch.numeric, batch.sequences)
 
     Args:
-        model: a trained model. Its mode is the same after the call.
-        batch: some examples, at least 2.
+        model: a trained model. It is in the same mode after the call as before.
+        batch: any examples, at least 2.
     """
     size = Dim("batch")
     shapes: dict[str, Any] = {

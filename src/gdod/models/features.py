@@ -1,4 +1,4 @@
-"""From a batch to one vector an example: the vectors of its ids, and its numbers, side by side."""
+"""The first layer of every model: the embedding vectors of an example's ids, and its numbers, side by side."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ _SPREAD = 0.05
 
 
 class Features(nn.Module):
-    """[B, F] ids, sequences of ids [B, L], [B, G] numbers -> [B, width].
+    """Turn a batch into one vector for each example: ids [B, F], sequences [B, L], numbers [B, G] -> [B, width].
 
         ids ────────► table of all fields ──► [B, F, d] ─┐
         sequences ──► a table each, mean ───► [B, S, d] ─┼─► [B, (F + S) · d + G]
@@ -21,8 +21,8 @@ class Features(nn.Module):
     of a field starts as a zero vector, and learns where the training data has missing values.
     """
 
-    first: Tensor  # [F], where each field begins in the table
-    largest: Tensor  # [F], its largest id
+    first: Tensor  # where each field begins in the table [F]
+    largest: Tensor  # the largest id of each field [F]
 
     def __init__(self, schema: Schema, dim: int, sparse: bool = False) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Features(nn.Module):
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # [B, width]
 
     def check(self, batch: Batch) -> None:
-        """Refuses a batch that is not of the schema.
+        """Raise if a batch does not fit the schema.
 
         An id too large would not fail by itself: it would read the vectors of the next field.
         """
@@ -89,7 +89,7 @@ def _check_shape(name: str, values: Tensor, shape: tuple[int, int]) -> None:
 
 
 def _check_ids(names: list[str], ids: Tensor, largest: Tensor | int) -> None:
-    """``ids`` [B, F] and the name of each of the columns."""
+    """Raise if one of the ids [B, F] is not one of its field; names has the field of each column."""
     if ids.dtype != torch.int64:
         raise InputError(f"ids have the type {ids.dtype}; expected torch.int64, e.g. by .long()")
     outside = (ids < 0) | (ids > largest)  # [B, F]

@@ -1,4 +1,4 @@
-"""Parts that the models are made of."""
+"""The layers that models are made of."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -12,12 +12,13 @@ from gdod.schema import Task
 
 
 def glorot(weight: Tensor, inputs: int, outputs: int) -> None:
-    """Weights that keep the size of what passes through a layer, forwards and backwards."""
+    """Draw weights in place that keep the size of what passes through a layer, forwards and backwards."""
     bound = sqrt(6 / (inputs + outputs))
     nn.init.uniform_(weight, -bound, bound)
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """Return a linear layer with Glorot's weights and a bias of zero."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     glorot(layer.weight, inputs, outputs)
     if bias:
@@ -26,13 +27,13 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 def activation(config: Config) -> list[nn.Module]:
-    """What follows a hidden layer."""
-    kept = ACTIVATIONS[config.activation]()
-    return [kept, nn.Dropout(config.dropout)] if config.dropout else [kept]
+    """Return the modules that follow a hidden layer: the activation, and dropout if there is any."""
+    function = ACTIVATIONS[config.activation]()
+    return [function, nn.Dropout(config.dropout)] if config.dropout else [function]
 
 
 def mlp(inputs: int, sizes: Iterable[int], config: Config) -> nn.Sequential:
-    """Hidden layers: [B, inputs] -> [B, last size]."""
+    """Return hidden layers of these sizes: [B, inputs] -> [B, last size]."""
     layers: list[nn.Module] = []
     for size in sizes:
         layers += [linear(inputs, size), *activation(config)]
@@ -97,7 +98,7 @@ class Experts(nn.Module):
 
 
 class Gate(nn.Module):
-    """Weights of E experts for each example, which add up to 1: softmax(W x), [B, in] -> [B, E]."""
+    """Weigh E experts for each example, softmax(W x): [B, in] -> [B, E]."""
 
     def __init__(self, inputs: int, experts: int) -> None:
         super().__init__()
@@ -108,5 +109,5 @@ class Gate(nn.Module):
 
 
 def mix(gate: Tensor, experts: Tensor) -> Tensor:
-    """The experts' outputs, each times its weight, added up."""
+    """Return the sum of the experts' outputs [B, E, H], each times its weight [B, E]. [B, H]"""
     return torch.bmm(gate.unsqueeze(1), experts).squeeze(1)  # [B, 1, E] x [B, E, H] -> [B, H]

@@ -16,9 +16,12 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class MMoEConfig(Config):
+    """The sizes and options of `MMoE`."""
+
     experts: int = 8
+    """The number of experts."""
     expert: tuple[int, ...] = (32,)
-    """Layers of each expert."""
+    """The sizes of the layers of each expert."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""What all models have in common."""
+"""The base class of all models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -17,11 +17,12 @@ class Model(nn.Module, ABC):
 
     Args:
         schema: the fields of an example.
-        tasks: what is predicted.
+        tasks: what the model predicts.
         config: sizes and options; those of the paper by default.
     """
 
     config_type: ClassVar[type[Config]]
+    """The class of the model's config."""
 
     def __init__(self, schema: Schema, tasks: Iterable[Task], config: Config) -> None:
         super().__init__()
@@ -35,33 +36,29 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits by task name: [B], or [B, classes] for a task with several classes."""
+        """Return the logits by task name: [B], or [B, classes] for a task with several classes."""
 
     @abstractmethod
     def _private(self, number: int) -> Iterable[nn.Module | nn.Parameter]:
-        """What the loss of this task reaches, and no other loss."""
+        """Return the parts of the model that the loss of this task reaches, and no other loss."""
 
     def task_parameters(self, task: str) -> list[nn.Parameter]:
-        """Parameters that only this task's loss reaches."""
+        """Return the parameters that only this task's loss reaches."""
         names = [own.name for own in self.tasks]
         check_choice("task", task, names)
-        return _parameters(self._private(names.index(task)))
+        private: list[nn.Parameter] = []
+        for part in self._private(names.index(task)):
+            private += [part] if isinstance(part, nn.Parameter) else part.parameters()
+        return private
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """All other parameters: those that the losses of several tasks reach."""
+        """Return the parameters that the losses of several tasks reach: all that are not one task's own."""
         private = {id(parameter) for task in self.tasks for parameter in self.task_parameters(task.name)}
         return [parameter for parameter in self.parameters() if id(parameter) not in private]
 
     def penalty(self) -> Tensor | None:
-        """What training should add to the objective besides the tasks' losses, if anything.
+        """Return what training should add to the tasks' losses, or None.
 
-        It is no task and has no examples, so it takes an ordinary backward pass of its own.
+        It belongs to no task and has no examples, so it takes an ordinary backward pass of its own.
         """
         return None
-
-
-def _parameters(parts: Iterable[nn.Module | nn.Parameter]) -> list[nn.Parameter]:
-    found: list[nn.Parameter] = []
-    for part in parts:
-        found += [part] if isinstance(part, nn.Parameter) else part.parameters()
-    return found

@@ -18,14 +18,16 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class PLEConfig(Config):
+    """The sizes and options of `PLE`."""
+
     levels: int = 2
-    """Extraction levels. One is the paper's CGC (Customized Gate Control)."""
+    """The number of extraction levels. One is the paper's CGC (Customized Gate Control)."""
     experts: int = 8
-    """Experts of a level, all together."""
+    """The number of experts of a level, all together."""
     task_experts: int = 1
     """How many of them each task has to itself; the rest is shared."""
     expert: tuple[int, ...] = (32,)
-    """Layers of each expert."""
+    """The sizes of the layers of each expert."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,6 +36,7 @@ class PLEConfig(Config):
         self._sizes("expert", at_least=1)
 
     def shared_experts(self, tasks: int) -> int:
+        """Return how many experts of a level are shared, and raise if there is none left."""
         shared = self.experts - tasks * self.task_experts
         if shared < 1:
             raise InputError(
@@ -44,7 +47,7 @@ class PLEConfig(Config):
 
 
 class Extraction(nn.Module):
-    """One level: experts of the tasks and of the shared branch, and a gate for each branch.
+    """One level of PLE: experts of the tasks and of the shared branch, and a gate for each branch.
 
     Task i's gate weighs its own and the shared experts; the shared gate weighs all experts of the
     level. The last level has no shared gate, because nothing follows that would take its output.
@@ -62,7 +65,7 @@ class Extraction(nn.Module):
         self.shared_gate = None if last else Gate(inputs, config.experts)
 
     def forward(self, xs: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """``xs``: K inputs of the tasks, ``x``: the shared one; all [B, in]. The same of outputs."""
+        """Return the outputs [B, H] of the tasks and of the shared branch, from their inputs [B, in]."""
         *own, shared = self._expert_outputs(xs, x)  # K of [B, T, H], and [B, S, H]
         outputs = []
         for gate, x_i, own_i in zip(self.gates, xs, own, strict=True):
@@ -74,7 +77,7 @@ class Extraction(nn.Module):
         return outputs, mix(self.shared_gate(x), everything)  # [B, H]
 
     def _expert_outputs(self, xs: list[Tensor], x: Tensor) -> list[Tensor]:
-        """Of the experts of each task, [B, T, H], then of the shared ones, [B, S, H]."""
+        """Return the outputs of the experts of each task, [B, T, H], then of the shared ones, [B, S, H]."""
         if len(self.experts) == 1:
             return list(self.experts[0](x).split(self.counts, 1))  # [B, K * T + S, H], cut
         return [experts(x_i) for experts, x_i in zip(self.experts, [*xs, x], strict=True)]

@@ -14,8 +14,10 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBottomConfig(Config):
+    """The sizes and options of `SharedBottom`."""
+
     bottom: tuple[int, ...] = (256, 32)
-    """Layers that all tasks share."""
+    """The sizes of the layers that all tasks share."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class SingleTaskConfig(SharedBottomConfig):
-    """The sizes of each task's network."""
+    """The sizes and options of each task's network in `SingleTask`."""
 
 
 class SingleTask(Model):

@@ -7,13 +7,13 @@ Sparse Neural Networks through L0 Regularization", ICLR 2018.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 
 import torch
 from torch import Tensor, nn
 
-from gdod._checks import check_choice, check_positive
-from gdod.models.config import Config, check_number
+from gdod._checks import check_choice, check_number, check_positive
+from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, Tower, activation
 from gdod.models.model import Model
@@ -22,35 +22,37 @@ from gdod.schema import Batch, Schema, Task
 
 @dataclass(frozen=True, kw_only=True)
 class SNRConfig(Config):
+    """The sizes and options of `SNR`."""
+
     levels: int = 2
-    """Levels of sub-networks, with routing between them and from the last one to the towers."""
+    """The number of levels of sub-networks, with routing between them and from the last one to the towers."""
     subnetworks: int = 8
-    """Sub-networks of a level."""
+    """The number of sub-networks of a level."""
     width: int = 32
-    """Units of a sub-network."""
+    """The number of units of a sub-network."""
     l0: float = 1e-4
-    """Weight of the expected number of open connections in `SNR.penalty`."""
+    """The weight of the expected number of open connections in `SNR.penalty`."""
     open: float = 0.5
-    """How open connections start: log α = log(open / (1 - open))."""
+    """How open connections are at the start: log α = log(open / (1 - open))."""
     temperature: float = 2 / 3
     """β of the hard concrete distribution."""
     low: float = -0.1
-    """γ, below 0: what a concrete variable at 0 is stretched to, before it is cut off at 0."""
+    """γ, below 0: what a concrete variable of 0 is stretched to, before it is cut off at 0."""
     high: float = 1.1
-    """ζ, above 1: what one at 1 is stretched to, before it is cut off at 1."""
+    """ζ, above 1: what a concrete variable of 1 is stretched to, before it is cut off at 1."""
     sampling: str = "batch"
-    """Whether z is drawn once for a "batch" or for each "example"."""
+    """Whether z is drawn once for each "batch" or for each "example"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("levels", "subnetworks", "width"):
             check_positive(name, getattr(self, name))
         check_choice("sampling", self.sampling, ("batch", "example"))
-        check_number("l0", self.l0, lambda weight: 0 <= weight < inf, "of at least 0")
-        check_number("open", self.open, lambda share: 0 < share < 1, "between 0 and 1")
-        check_number("temperature", self.temperature, lambda beta: 0 < beta < inf, "above 0")
-        check_number("low", self.low, lambda gamma: -inf < gamma < 0, "below 0")
-        check_number("high", self.high, lambda zeta: 1 < zeta < inf, "above 1")
+        check_number("l0", self.l0, at_least=0)
+        check_number("open", self.open, above=0, below=1)
+        check_number("temperature", self.temperature, above=0)
+        check_number("low", self.low, below=0)
+        check_number("high", self.high, above=1)
 
 
 class Coding(nn.Module):
@@ -68,10 +70,10 @@ class Coding(nn.Module):
         self.each_example = config.sampling == "example"
 
     def forward(self, examples: int) -> Tensor:
-        """z for each example. [B, I, J]
+        """Return z for each example. [B, I, J]
 
-        Also when all examples have the same z: the parameter meets the examples here, first of all,
-        so that its gradient can be told apart by example.
+        It has that shape also when all examples have the same z: log α is expanded over the examples before
+        anything else happens to it, so that its gradient can be told apart by example.
         """
         log_alpha = self.log_alpha.expand(examples, -1, -1)  # [I, J] -> [B, I, J]
         if not self.training:
@@ -84,12 +86,12 @@ class Coding(nn.Module):
         return (s * (self.high - self.low) + self.low).clamp(0, 1)
 
     def expected_l0(self) -> Tensor:
-        """The expected number of z that are not zero: Σ σ(log α - β log(-γ / ζ)). A scalar."""
+        """Return the expected number of z that are not zero, Σ σ(log α - β log(-γ / ζ)), as a scalar."""
         return (self.log_alpha - self.temperature * log(-self.low / self.high)).sigmoid().sum()
 
 
 class Routing(nn.Module):
-    """v_i = Σ_j z_ij W_ij u_j, from J sub-networks to I others. [B, J, H] -> [I, B, H]"""
+    """Connect J sub-networks with I others, [B, J, H] -> [I, B, H]: v_i = Σ_j z_ij W_ij u_j."""
 
     def __init__(self, targets: int, sources: int, config: SNRConfig) -> None:
         super().__init__()
@@ -141,11 +143,12 @@ class SNR(Model):
         return logits
 
     def expected_l0(self) -> Tensor:
-        """The expected number of open connections. A scalar."""
+        """Return the expected number of open connections as a scalar."""
         codings = [module for module in self.modules() if isinstance(module, Coding)]
         return torch.stack([coding.expected_l0() for coding in codings]).sum()
 
     def penalty(self) -> Tensor:
+        """Return the expected number of open connections times ``l0``, as a scalar."""
         return self.l0 * self.expected_l0()
 
     def _private(self, number: int) -> Iterable[nn.Module]:

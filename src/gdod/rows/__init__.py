@@ -5,6 +5,14 @@ returns `Rows`, which answers the two questions a method needs: the rows' inner 
 weighted sum of them as gradients of the parameters.
 """
 
+import torch
+
+from gdod._checks import version_problem
+
+# Autograd nodes are read by what they save (`_saved_...`), which torch does not promise to keep.
+if problem := version_problem("torch", torch.__version__, "2.13"):
+    raise ImportError(problem)
+
 from gdod.rows.collect import check_reached, collect
 from gdod.rows.groups import Groups
 from gdod.rows.passes import differentiate, gradients

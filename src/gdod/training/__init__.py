@@ -1,4 +1,4 @@
-"""Training: from data and a configuration to a run on disk, and from a run to predictions.
+"""Train a model from a configuration into a run folder, and predict with a run.
 
 config = read_config(Path("train.yaml"))
 result = train(config, "runs/mine")
@@ -6,10 +6,11 @@ probabilities = load_run("runs/mine").predict(frame)
 """
 
 from gdod.training.config import TrainConfig, check_config, read_config
-from gdod.training.job import Result, check, resume_command, train
+from gdod.training.interruption import Interrupted, NonFiniteError
+from gdod.training.preflight import check
 from gdod.training.progress import Progress, Shown, Silent
-from gdod.training.run import Folder, Run, load_run, name_of
-from gdod.training.stops import Interrupted, NonFiniteError
+from gdod.training.run import Folder, Run, load_run, name_of, resume_command
+from gdod.training.train_run import Result, train
 
 __all__ = [
     "Folder",

@@ -1,12 +1,11 @@
-"""What a run is to do: one checked description, from a YAML or TOML file and from options."""
+"""The configuration of a run: read from a YAML, TOML or JSON file and from options, and checked."""
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod._checks import nearest
 from gdod.errors import InputError
@@ -15,31 +14,35 @@ from gdod.yaml_toml import parse_toml, parse_yaml
 Settings = dict[str, Any]
 """Settings as a file has them: names to values, or to more settings."""
 
+_SHORT = {"data": "source", "model": "name", "method": "name", "optimizer": "name", "schedule": "name"}
+
+
+def _spelled_out(name: str, value: Any) -> Any:
+    """Return the value of a setting in its long form: `model: mmoe` is short for `model: {name: mmoe}`."""
+    return {_SHORT[name]: value} if name in _SHORT and isinstance(value, str) else value
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _named(key: str) -> BeforeValidator:
-    """`model: mmoe` is short for `model: {name: mmoe}`."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
 class DataConfig(_Part):
+    """The data to train on."""
+
     source: str
     """A named data set, a file, a folder of files or a pattern such as "log/*.parquet"."""
     schema_file: Path | None = Field(default=None, alias="schema")
-    """What the columns are; named data sets bring their own, of other tables it is inferred."""
+    """A file that says what the columns are; None: that of the named data set, or inferred from the table."""
     labels: tuple[str, ...] = ()
-    """The columns to predict, if the schema is inferred."""
+    """The columns to predict, for a table whose schema is inferred."""
     folder: Path | None = None
-    """Where the files of a named data set are."""
+    """The folder with the files of a named data set."""
     cache: Path | None = None
-    """Where prepared data is kept; None: $GDOD_CACHE or ~/.cache/gdod."""
+    """The folder for prepared data; None: $GDOD_CACHE or ~/.cache/gdod."""
     stream: bool | None = None
-    """Read from disk while training instead of from memory; None: if it is large."""
+    """Whether to read from disk while training instead of from memory; None: if the data is large."""
     options: dict[str, Any] = {}
-    """What the named data set takes besides."""
+    """Options of the named data set, such as `rows: 1000`."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -53,25 +56,31 @@ class DataConfig(_Part):
 
 
 class ModelConfig(_Part):
+    """The model to train."""
+
     name: str = "shared-bottom"
     options: dict[str, Any] = {}
-    """The fields of the model's config, such as `experts: 4`."""
+    """Fields of the model's config, such as `experts: 4`."""
 
 
 class MethodConfig(_Part):
+    """The method that combines the tasks' gradients."""
+
     name: str = "gdod"
     options: dict[str, Any] = {}
-    """What the method takes, such as `groups: 16`."""
+    """Arguments of the method, such as `groups: 16`."""
 
 
 class OptimizerConfig(_Part):
+    """The optimizer and its learning rate."""
+
     name: Literal["adam", "adamw", "sgd", "sparse-adam"] = "adam"
-    """"sparse-adam": Adam, which for the tables only touches rows that occur in the batch."""
+    """"sparse-adam" is Adam that, in embedding tables, only updates rows that occur in the batch."""
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    """adamw takes it off the weights, the others add it to the gradient; tables with sparse gradients get none."""
+    """Adamw subtracts it from the weights, the others add it to the gradient; sparse gradients of tables get none."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Of sgd."""
+    """The momentum of sgd; the others take none."""
 
     @model_validator(mode="after")
     def _check(self) -> "OptimizerConfig":
@@ -81,14 +90,16 @@ class OptimizerConfig(_Part):
 
 
 class ScheduleConfig(_Part):
+    """How the learning rate changes from step to step."""
+
     name: Literal["constant", "cosine", "linear", "step"] = "constant"
-    """How the learning rate goes on after the warm-up, to the end of training."""
+    """The shape of the learning rate after the warm-up, up to the end of training."""
     warmup: int = Field(default=0, ge=0)
-    """Steps in which it rises in a straight line to its full value."""
+    """The number of steps in which the learning rate rises linearly to its full value."""
     floor: float = Field(default=0.0, ge=0, le=1)
-    """Share of the full value at which "cosine" and "linear" end, and below which "step" does not go."""
+    """The fraction of the full value at which "cosine" and "linear" end, and below which "step" does not fall."""
     every: int | None = Field(default=None, ge=1)
-    """Of "step": after how many steps it is multiplied by ``factor``."""
+    """The number of steps after which "step" multiplies the learning rate by ``factor``."""
     factor: float = Field(default=0.1, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -99,58 +110,69 @@ class ScheduleConfig(_Part):
 
 
 class StoppingConfig(_Part):
+    """When training ends early, and which weights count as the best."""
+
     patience: int | None = Field(default=None, ge=1)
-    """Evaluations without a better one after which training ends; None: it goes to its end."""
+    """The number of evaluations without a better one after which training ends; None: it never ends early."""
     monitor: str = "auto"
-    """What is better: "mean_auc", "loss", the name of a task, or "auto": mean AUC if there is one, else loss."""
+    """The score to compare: "mean_auc", "loss", the name of a task, or "auto": mean AUC if there is one, else loss."""
     least: float = Field(default=0.0, ge=0)
-    """By how much better it must be to count."""
+    """The least improvement that counts as better."""
 
 
 class TrainConfig(_Part):
-    data: Annotated[DataConfig, _named("source")]
-    model: Annotated[ModelConfig, _named("name")] = ModelConfig()
-    method: Annotated[MethodConfig, _named("name")] = MethodConfig()
-    optimizer: Annotated[OptimizerConfig, _named("name")] = OptimizerConfig()
-    schedule: Annotated[ScheduleConfig, _named("name")] = ScheduleConfig()
+    """All settings of a run."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     stopping: StoppingConfig = StoppingConfig()
 
     batch: int = Field(default=256, ge=1)
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the training data, 1 if `steps` is not given either; parts of one, too."""
+    """The number of passes over the training data, which may be a fraction; 1 if `steps` is not given either."""
     steps: int | None = Field(default=None, ge=1)
     clip: float | None = Field(default=None, gt=0)
-    """Longest gradient (of all parameters together) with which a step is made; a longer one is shortened."""
+    """The largest norm of the gradient of all parameters together; a longer gradient is shortened to it."""
     task_weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """Factors of the tasks' losses by name; tasks that are not named have 1."""
+    """Factors of the tasks' losses by task name; 1 for tasks that are left out."""
     sample_weights: bool = True
-    """Use the weight column, if the data has one."""
+    """Whether to multiply losses by the weight column, if the data has one."""
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     device: str = "auto"
-    """"cpu", "cuda", "cuda:1" …; "auto": a GPU if there is one."""
+    """The device: "cpu", "cuda", "cuda:1" …, or "auto": a GPU if there is one."""
     precision: Literal["float32", "bf16"] = "float32"
     threads: int | None = Field(default=None, ge=1)
-    """Threads of torch; None: what torch takes by itself."""
+    """The number of threads of torch; None: torch's default."""
 
     evaluate_every: int | None = Field(default=None, ge=1)
-    """Steps between evaluations on the validation part; None: after each epoch."""
+    """The number of steps between evaluations on the validation part; None: those of an epoch."""
     test_curve: bool = False
-    """Evaluate on the test part as often, for the record alone: nothing is chosen by it."""
+    """Whether to evaluate on the test part as often, for the record alone: nothing is chosen by it."""
     evaluation_batch: int = Field(default=4096, ge=1)
     weighted_metrics: bool = False
-    """Count examples by the weight column in evaluations, too."""
+    """Whether to weight examples by the weight column in evaluations, too."""
     log_every: int = Field(default=100, ge=1)
-    """Steps between lines of training loss."""
+    """The number of steps between two recorded training losses."""
     conflict_every: int | None = Field(default=None, ge=0)
-    """Steps between records of conflict, at log times; None: at each, 0: never."""
+    """The number of steps between two recorded conflicts, at log times; None: at each of them, 0: never."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints, besides those after each evaluation."""
+    """The number of steps between checkpoints, besides those after each evaluation."""
     checkpoint_minutes: float = Field(default=5.0, gt=0)
-    """Minutes after which one is written in any case (at the next log time)."""
+    """The number of minutes after which a checkpoint is written in any case, at the next log time."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do in a step whose loss or gradient is not finite."""
     tensorboard: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, settings: object) -> object:
+        if not isinstance(settings, Mapping):
+            return settings
+        return {name: _spelled_out(name, value) for name, value in settings.items()}
 
     @field_validator("task_weights", mode="before")
     @classmethod
@@ -170,16 +192,17 @@ class TrainConfig(_Part):
 
 
 def read_config(file: Path | None = None, options: Mapping[str, Any] | None = None) -> TrainConfig:
-    """The configuration in a file, with options over it.
+    """Return the configuration in a file, with options that win over the file's settings.
 
     Options are settings like those of a file, nested or by a path with dots: `{"model.name": "ple"}`.
-    Paths in a file start at the file's folder and stay in it.
+    Paths in a file are relative to the file's folder and may not lead out of it.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     return check_config(merged(settings, nested(options or {})))
 
 
 def check_config(settings: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration with these settings; raise an InputError that names all that are wrong."""
     try:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
@@ -187,7 +210,7 @@ def check_config(settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def read_settings(file: Path) -> Settings:
-    """What a YAML, TOML or JSON file holds."""
+    """Return the settings in a YAML, TOML or JSON file, unchecked."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -196,16 +219,16 @@ def read_settings(file: Path) -> Settings:
     except UnicodeDecodeError as error:
         raise InputError(f"the configuration {file} is not UTF-8: {error}") from error
     parse = parse_toml if file.suffix.lower() == ".toml" else parse_yaml
-    found = parse(text, f"the configuration {file}")
-    if found is None:
+    settings = parse(text, f"the configuration {file}")
+    if settings is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InputError(f"the configuration {file} holds a {type(found).__name__}; expected names with values")
-    return found
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise InputError(f"the configuration {file} holds a {type(settings).__name__}; expected names with values")
+    return settings
 
 
 def nested(options: Mapping[str, Any]) -> Settings:
-    """`{"model.options.experts": 4}` -> `{"model": {"options": {"experts": 4}}}`."""
+    """Return settings without dots in names: `{"model.name": "ple"}` becomes `{"model": {"name": "ple"}}`."""
     settings: Settings = {}
     for path, value in options.items():
         for name in reversed(path.split(".")):
@@ -215,12 +238,10 @@ def nested(options: Mapping[str, Any]) -> Settings:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
-    """Settings of both; where both have one, that of ``over``."""
+    """Return the settings of both; where both have one, that of ``over``."""
     result = {**under}
     for name, value in over.items():
-        below = result.get(name)
-        if isinstance(below, str) and isinstance(value, Mapping) and name in _SHORT:
-            below = {_SHORT[name]: below}
+        below = _spelled_out(name, result.get(name))
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             changes = name in ("model", "method") and value.get("name", below.get("name")) != below.get("name")
             # The options in the file are those of another model or method.
@@ -230,16 +251,13 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
     return result
 
 
-_SHORT = {"data": "source", "model": "name", "method": "name", "optimizer": "name", "schedule": "name"}
-
-
+# What each path is called on the command line.
 _OPTIONS = {"source": "data", "schema": "schema", "folder": "data-folder", "cache": "set data.cache"}
 
 
 def inside(settings: Settings, folder: Path) -> Settings:
-    """The settings of a file with its paths made absolute; none may leave the file's folder."""
-    data = settings.get("data")
-    data = {"source": data} if isinstance(data, str) else data
+    """Return the settings of a file in ``folder`` with absolute paths, none of which may lead out of that folder."""
+    data = _spelled_out("data", settings.get("data"))
     if not isinstance(data, dict):
         return settings
     data = {**data}
@@ -250,22 +268,25 @@ def inside(settings: Settings, folder: Path) -> Settings:
 
 
 def is_named(source: str) -> bool:
-    """Whether it is the name of a data set, which is no path."""
+    """Return whether the source is the name of a data set, and not a path."""
     from gdod.data.sets import SOURCES
 
     return source in SOURCES
 
 
 def contained(path: str, folder: Path, what: str, option: str) -> Path:
-    """A path in a file that is in this folder; it may not leave it."""
+    """Return the absolute path of ``path`` in ``folder``; raise an InputError if it leads out of it.
+
+    The error names the setting, ``what``, and the command line's option that may name any place.
+    """
     root = folder.resolve()
-    found = (root / path).resolve()
-    if not found.is_relative_to(root):
+    place = (root / path).resolve()
+    if not place.is_relative_to(root):
         raise InputError(
             f"{what}={path!r} leads out of the folder {root} of the configuration file; "
             f"put it below that folder, or name the place on the command line, with --{option}"
         )
-    return found
+    return place
 
 
 def _explained(error: ValidationError) -> str:
@@ -275,9 +296,8 @@ def _explained(error: ValidationError) -> str:
         where = ".".join(path)
         if one["type"] == "extra_forbidden":
             known = _fields(path[:-1])
-            near = get_close_matches(path[-1], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(map(repr, known))}"
-            lines.append(f"{where} is not a setting; {hint}")
+            hint = nearest(path[-1], known) or f"; expected one of {', '.join(map(repr, known))}"
+            lines.append(f"{where} is not a setting{hint}")
         elif one["type"] == "missing":
             lines.append(f"{where} is missing; it has no default")
         else:
@@ -292,7 +312,7 @@ def _explained(error: ValidationError) -> str:
 
 
 def _fields(path: Sequence[str]) -> list[str]:
-    """Names of settings at a path."""
+    """Return the names of the settings at a path; none if it leads to a single value."""
     model: type[BaseModel] = TrainConfig
     for name in path:
         field = model.model_fields.get(name)

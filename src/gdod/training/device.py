@@ -1,4 +1,4 @@
-"""Where a model is trained and used."""
+"""The device on which a model is trained and used."""
 
 import torch
 
@@ -6,7 +6,7 @@ from gdod.errors import InputError
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name, after making sure that it is there; "auto": a GPU if there is one."""
+    """Return the device of this name if it can be used; "auto": a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,22 +1,20 @@
-"""How good a model is on a part of the data."""
+"""A model's predictions for a part of the data, their metrics, and the score that training goes by."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gdod._checks import check_choice
+from gdod.data.parts.part import Minibatch, Part
 from gdod.errors import InputError
 from gdod.models import Batch, Model, Task
 from gdod.training.metrics import calibration, evaluate
 from gdod.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from gdod.data.parts.part import Minibatch, Part
 
 Metrics = dict[str, Any]
 """{"tasks": {name: {"auc": ..., "log_loss": ...}}, "mean_auc": ...}, as `gdod.training.metrics.evaluate` gives it."""
@@ -24,8 +22,8 @@ _ALONE = Ranks()
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Labels and predictions of all examples of a part."""
+class Predictions:
+    """Labels and predictions of many examples."""
 
     tasks: tuple[Task, ...]
     labels: dict[str, Tensor]  # [n] each
@@ -36,7 +34,7 @@ class Scored:
         return evaluate(self.tasks, self.labels, self.predictions, self.weights if weighted else None)
 
     def calibration(self) -> dict[str, Any]:
-        """Of the binary tasks."""
+        """Return the calibration bins of each binary task."""
         return {
             task.name: calibration(self.labels[task.name], self.predictions[task.name])
             for task in self.tasks
@@ -44,12 +42,53 @@ class Scored:
         }
 
 
-def predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """Probabilities [B], numbers [B] or probabilities [B, classes] by task, in float64.
+def predict_part(
+    model: Model,
+    part: Part,
+    size: int,
+    device: torch.device,
+    stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = _ALONE,
+) -> Predictions | None:
+    """Return the predictions for a whole part; None if ``stop`` returned True before its end, on any rank.
 
-    In float32 probabilities near 1 would fall together, and with them the order of examples.
+    Each rank predicts some of the batches of ``size`` examples that one rank alone would predict, so predictions are
+    the same bits. Rank 0 gets all of them in their order, the other ranks keep their own.
     """
-    found = {}
+    steps = part.steps(size)
+    first, last = (at * steps // ranks.size for at in (ranks.rank, ranks.rank + 1))
+    own = predict_batches(model, islice(part.batches(size, start=first), last - first), device, stop)
+    if any(ranks.most([own is None])):
+        return None
+    return own if own is None or ranks.size == 1 else _gather(own, ranks)
+
+
+def predict_batches(
+    model: Model, minibatches: Iterable[Minibatch], device: torch.device, stop: Callable[[], bool] = lambda: False
+) -> Predictions | None:
+    """Return the predictions for these batches, in evaluation mode; None if ``stop`` returned True before the end."""
+    labels: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
+    predictions: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
+    weights: list[Tensor] = []
+    with _evaluating(model):
+        for minibatch in minibatches:
+            if stop():
+                return None
+            batch = minibatch.batch if device.type == "cpu" else minibatch.batch.to(device)
+            for name, values in _predict_batch(model, batch).items():
+                predictions[name].append(values)
+                labels[name].append(minibatch.labels[name])
+            if minibatch.weights is not None:
+                weights.append(minibatch.weights)
+    return Predictions(model.tasks, _joined(labels), _joined(predictions), torch.cat(weights) if weights else None)
+
+
+def _predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """Return probabilities [B], numbers [B] or probabilities [B, classes] by task, in float64.
+
+    In float32 probabilities near 1 would become equal, and the order of examples would be lost.
+    """
+    predictions = {}
     logits = model(batch)
     for task in model.tasks:
         logit = logits[task.name].double()
@@ -57,13 +96,13 @@ def predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
             logit = logit.sigmoid()
         elif task.kind == "multiclass":
             logit = logit.softmax(1)
-        found[task.name] = logit.cpu()
-    return found
+        predictions[task.name] = logit.cpu()
+    return predictions
 
 
 @contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """Without dropout and gradients, and with the model as it was afterwards."""
+def _evaluating(model: Model) -> Iterator[None]:
+    """Turn off dropout and gradients, and put the model back into its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -73,101 +112,68 @@ def evaluating(model: Model) -> Iterator[None]:
         model.train(training)
 
 
-def score(
-    model: Model,
-    part: "Part",
-    size: int,
-    device: torch.device,
-    stop: Callable[[], bool] = lambda: False,
-    ranks: Ranks = _ALONE,
-) -> Scored | None:
-    """Predictions for a whole part; None if ``stop`` said so before its end, on any rank.
-
-    Each rank has some of the batches that one rank alone would have, so predictions are the same bits. Rank 0 then
-    has them all, in their order; other ranks have only their own.
-    """
-    steps = part.steps(size)
-    first, last = (at * steps // ranks.size for at in (ranks.rank, ranks.rank + 1))
-    scored = _score(model, islice(part.batches(size, start=first), last - first), device, stop)
-    if any(ranks.most([scored is None])):
-        return None
-    return scored if scored is None or ranks.size == 1 else _gathered(scored, ranks)
-
-
-def _score(
-    model: Model, minibatches: "Iterable[Minibatch]", device: torch.device, stop: Callable[[], bool]
-) -> Scored | None:
-    labels: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
-    predictions: dict[str, list[Tensor]] = {task.name: [] for task in model.tasks}
-    weights: list[Tensor] = []
-    with evaluating(model):
-        for minibatch in minibatches:
-            if stop():
-                return None
-            batch = minibatch.batch if device.type == "cpu" else minibatch.batch.to(device)
-            for name, values in predict_batch(model, batch).items():
-                predictions[name].append(values)
-                labels[name].append(minibatch.labels[name])
-            if minibatch.weights is not None:
-                weights.append(minibatch.weights)
-    return Scored(model.tasks, _joined(labels), _joined(predictions), torch.cat(weights) if weights else None)
-
-
 def _joined(parts: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat(list(values)) if values else torch.zeros(0) for name, values in parts.items()}
 
 
-def _gathered(scored: Scored, ranks: Ranks) -> Scored:
-    """On rank 0 with what the others have; all of it travels as the columns of one table of float64."""
-    (weighted,) = ranks.most([scored.weights is not None])
-    columns = [*scored.labels.values(), *scored.predictions.values()]
-    widths = [1] * len(scored.labels) + [task.outputs for task in scored.tasks]
+def _gather(own: Predictions, ranks: Ranks) -> Predictions:
+    """Return the predictions of all ranks on rank 0; all of it travels as the columns of one float64 table."""
+    (weighted,) = ranks.most([own.weights is not None])
+    columns = [*own.labels.values(), *own.predictions.values()]
+    widths = [1] * len(own.labels) + [task.outputs for task in own.tasks]
     if weighted:
-        columns.append(torch.zeros(0) if scored.weights is None else scored.weights)
+        columns.append(torch.zeros(0) if own.weights is None else own.weights)
         widths.append(1)
-    own = torch.cat([values.double().reshape(-1, width) for values, width in zip(columns, widths, strict=True)], 1)
-    found = [values.squeeze(1) for values in ranks.gather(own).split(widths, 1)]
-    names = [task.name for task in scored.tasks]
-    return Scored(
-        scored.tasks,
-        dict(zip(names, found, strict=False)),
-        dict(zip(names, found[len(names) :], strict=False)),
-        found[-1] if weighted else None,
+    table = torch.cat([values.double().reshape(-1, width) for values, width in zip(columns, widths, strict=True)], 1)
+    gathered = [values.squeeze(1) for values in ranks.gather(table).split(widths, 1)]
+    names = [task.name for task in own.tasks]
+    return Predictions(
+        own.tasks,
+        dict(zip(names, gathered, strict=False)),
+        dict(zip(names, gathered[len(names) :], strict=False)),
+        gathered[-1] if weighted else None,
     )
 
 
 def validation_loss(metrics: Metrics, task_weights: Mapping[str, float]) -> float | None:
-    """Sum of the tasks' log losses and squared errors; None if one of them cannot be said."""
+    """Return the weighted sum of the tasks' log losses and squared errors; None if one of them is not defined."""
     total, known = 0.0, False
-    for name, found in metrics["tasks"].items():
-        if not found["labelled"]:
+    for name, values in metrics["tasks"].items():
+        if not values["labelled"]:
             continue
-        value = found["rmse"] if "rmse" in found else found["log_loss"]
+        value = values["rmse"] if "rmse" in values else values["log_loss"]
         if value is None:
             return None
-        total += task_weights.get(name, 1.0) * (value**2 if "rmse" in found else value)
+        total += task_weights.get(name, 1.0) * (value**2 if "rmse" in values else value)
         known = True
     return total if known else None
 
 
-def goodness(metrics: Metrics, monitor: str, task_weights: Mapping[str, float]) -> float | None:
-    """What early stopping and the choice of the best checkpoint go by; more is better."""
-    loss = validation_loss(metrics, task_weights)
-    if (monitor == "auto" and metrics["mean_auc"] is not None) or monitor == "mean_auc":
-        mean: float | None = metrics["mean_auc"]
+def monitored_score(metrics: Metrics, monitor: str, task_weights: Mapping[str, float]) -> float | None:
+    """Return the score that early stopping and the choice of the best weights go by; higher is better.
+
+    Args:
+        monitor: "mean_auc", "loss", the name of a task, or "auto": mean AUC if there is one, else loss.
+        task_weights: by task name; 1 for those left out.
+
+    Returns:
+        The score, negative for losses and errors; None if it is not defined.
+    """
+    mean: float | None = metrics["mean_auc"]
+    if monitor == "mean_auc" or (monitor == "auto" and mean is not None):
         return mean
     if monitor in ("auto", "loss"):
+        loss = validation_loss(metrics, task_weights)
         return None if loss is None else -loss
-    found = metrics["tasks"][monitor]
-    if "auc" in found:
-        auc: float | None = found["auc"]
-        return auc
-    value = found["rmse"] if "rmse" in found else found["log_loss"]
-    return None if value is None else -value
+    values: dict[str, float | None] = metrics["tasks"][monitor]
+    if "auc" in values:
+        return values["auc"]
+    error = values["rmse"] if "rmse" in values else values["log_loss"]
+    return None if error is None else -error
 
 
 def check_monitor(monitor: str, tasks: Sequence[Task]) -> None:
-    """Before training: a task of the data, or one of the general names."""
+    """Raise an InputError if these tasks have no such score to monitor."""
     names = [task.name for task in tasks]
     check_choice("stopping.monitor", monitor, ("auto", "mean_auc", "loss", *names))
     if monitor == "mean_auc" and not any(task.kind == "binary" for task in tasks):

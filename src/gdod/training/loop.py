@@ -1,8 +1,8 @@
-"""The training loop: steps, evaluations, checkpoints, from any step to the end, the same way every time.
+"""The training loop: steps, evaluations and checkpoints, from any step to the end.
 
-Everything that decides what comes next is in the weights, the optimizer, the method, torch's random
-numbers and `State`, all of which a checkpoint holds. So a run that was killed and goes on from its last
-checkpoint repeats what was lost, bit for bit. Only times differ.
+Everything that decides what comes next is in the weights, the optimizer, the method, torch's random numbers and
+`State`, all of which a checkpoint holds. So a run that was killed and resumes from its last checkpoint repeats what
+was lost, bit for bit. Only times differ.
 
 Several ranks make every decision together: to stop, to save, which weights are the best. Only rank 0 writes.
 """
@@ -10,7 +10,6 @@ Several ranks make every decision together: to stop, to save, which weights are 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isnan, nan
@@ -21,54 +20,53 @@ import torch
 from torch import Tensor
 
 from gdod._backward import Info, backward
+from gdod.data.parts.part import Minibatch
 from gdod.errors import InputError, NonFiniteInputError
 from gdod.methods import Method
 from gdod.models import Model
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
-from gdod.training.evaluation import Metrics, goodness, score
-from gdod.training.minibatch_losses import any_losses, binary_labels, binary_losses
-from gdod.training.optimizers import Optimizers
+from gdod.training.evaluation import Metrics, monitored_score, predict_part
+from gdod.training.interruption import Interrupted, NonFiniteError, StopRequest
+from gdod.training.minibatch_losses import minibatch_losses
+from gdod.training.optimizers import Optimizers, lr_factor
 from gdod.training.progress import Progress
 from gdod.training.ranks import Ranks
 from gdod.training.record import Line, Record
-from gdod.training.resharding import lane_batches
-from gdod.training.schedule import share
+from gdod.training.resharding import resharded_batches
 from gdod.training.seeds import seed_for
-from gdod.training.stops import Interrupted, Interruption, NonFiniteError
 
 if TYPE_CHECKING:
     from gdod.data.dataset import Dataset
-    from gdod.data.parts.part import Minibatch
     from gdod.training.run import Folder
 
-_SKIPS = 100  # steps in a row; after so many the weights themselves are the matter
-_TIMES = 20_000  # of how many of the last steps the median time is taken
+_MOST_SKIPPED = 100  # steps in a row; after so many the weights themselves are the problem
+_TIMED_STEPS = 20_000  # the last steps, of whose times the median is taken
 
 
 @dataclass
 class State:
-    """Where a run is, besides its weights."""
+    """The position of a run and what it remembers besides weights; checkpoints hold it under these names."""
 
     step: int = 0  # steps made
-    seconds: float = 0.0  # spent in them
-    skipped: int = 0
-    skipped_in_a_row: int = 0
+    seconds: float = 0.0  # time spent in steps
+    skipped: int = 0  # steps skipped since a loss or a gradient was not finite
+    skipped_in_a_row: int = 0  # those of them right before now
     evaluated: int = -1  # the step after which the last evaluation was
-    waited: int = 0  # evaluations since the best
+    waited: int = 0  # evaluations since the best one
     best_step: int = -1
-    best_value: float | None = None
-    best: Metrics | None = None
+    best_value: float | None = None  # the monitored score at best_step
+    best: Metrics | None = None  # the validation metrics at best_step
     recorded: int = 0  # bytes of metrics.jsonl
-    lanes: int = 1  # ranks to which the examples of the epoch were dealt out when it began
-    losses: list[list[float]] = field(default_factory=list)  # of each task in the steps since the last log time
+    lanes: int = 1  # the number of ranks when the epoch began, see resharding.py
+    losses: list[list[float]] = field(default_factory=list)  # [steps since the last log time][task]
 
 
 class Trainer:
-    """A model in training on the data.
+    """A model in training on the data, with checkpoints in a run's folder.
 
     Args:
-        ranks: this process among others, if there are; each trains on its share of every batch.
+        ranks: this process among those that train together; each trains on its share of every batch.
     """
 
     def __init__(
@@ -86,20 +84,20 @@ class Trainer:
         self.config, self.dataset, self.model, self.method = config, dataset, model.to(device), method
         self.folder, self.device, self.progress, self.ranks = folder, device, progress, ranks or Ranks()
         self.optimizers = Optimizers(model, config.optimizer)
-        self.order = seed_for("order", config.seed)
+        self.order_seed = seed_for("order", config.seed)
         self.epoch_steps = dataset.train.steps(config.batch, ranks=self.ranks.size)
         self.total = config.steps or max(1, round((config.epochs or 1) * self.epoch_steps))
         self.task_weights = _task_weights(config.task_weights, model)
         self.state = State()
         self.record: Record | None = None
         self.lr = config.optimizer.lr
-        self.times: deque[float] = deque(maxlen=_TIMES)
-        self._recent: list[Callable[[], Tensor]] = []  # mean losses not worked out yet
+        self.times: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._unread_losses: list[Callable[[], Tensor]] = []
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None
 
-    def go_on(self, content: Mapping[str, Any]) -> None:
-        """Takes up a run where a checkpoint left it."""
+    def resume(self, content: Mapping[str, Any]) -> None:
+        """Continue from the content of a checkpoint."""
         self.model.load_state_dict(content["model"])
         self.optimizers.load_state(content["optimizers"])
         self.method.load_state_dict(content["method"])
@@ -108,41 +106,45 @@ class Trainer:
         if self.ranks.rank == 0 or len(random) == self.ranks.size:
             checkpoint.set_random_state(random[self.ranks.rank], self.device)
         else:
-            torch.manual_seed(self._seed(f" from step {self.state.step} on"))
+            torch.manual_seed(self._torch_seed(f" from step {self.state.step} on"))
         self._saved_step = self.state.step
 
-    def _seed(self, when: str = "") -> int:
-        """Of torch's own random numbers: other ones for dropout on each rank."""
+    def _torch_seed(self, when: str = "") -> int:
+        """Return the seed of torch's random numbers, another one on each rank, so that dropout differs."""
         rank = self.ranks.rank
         return seed_for(f"torch of rank {rank}{when}" if rank else "torch", self.config.seed)
 
     def run(self, record: Record | None) -> str:
-        """Trains to the end. Returns "finished", or "early" if it was stopped for want of progress."""
+        """Train to the end, and return "finished", or "early" if early stopping ended it.
+
+        Args:
+            record: where lines of `metrics.jsonl` go; only rank 0 has one.
+        """
         if self._saved_step is None:
-            torch.manual_seed(self._seed())
+            torch.manual_seed(self._torch_seed())
         self.record = record
         self.model.train()
         batches = self._batches()
-        with Interruption() as interruption:
+        with StopRequest() as stop_request:
             while True:
-                if self._evaluation_due() and not self._evaluate(interruption):
-                    self._interrupt(interruption)
+                if self._evaluation_due() and not self._evaluate(stop_request):
+                    self._interrupt(stop_request)
                 if self._out_of_patience():
                     return "early"
                 if self.state.step >= self.total:
                     return "finished"
-                if self._train(batches, interruption):
-                    self._interrupt(interruption)
+                if self._train(batches, stop_request):
+                    self._interrupt(stop_request)
 
     @property
     def milliseconds(self) -> float | None:
-        """Median time of a step."""
+        """The median time of a step; None before the first."""
         return 1e3 * median(self.times) if self.times else None
 
     # Training
 
-    def _train(self, batches: "Iterator[Minibatch]", interruption: Interruption) -> bool:
-        """Steps until something else is due. True if a rank was interrupted."""
+    def _train(self, batches: Iterator[Minibatch], stop_request: StopRequest) -> bool:
+        """Make steps until an evaluation is due or training ends. Return True if a rank was asked to stop."""
         state, config = self.state, self.config
         while state.step < self.total:
             start = time.perf_counter()
@@ -156,31 +158,32 @@ class Trainer:
             self.times.append(took)
             if logs:
                 self._log(info)
-            interrupted, due = self.ranks.most([bool(interruption), self._checkpoint_due(logs)])
-            if interrupted or self._evaluation_due():
-                return bool(interrupted)
-            if due:
+            stop, save = self.ranks.most([bool(stop_request), self._checkpoint_due(logs)])
+            if stop or self._evaluation_due():
+                return bool(stop)
+            if save:
                 self.save()
         return False
 
-    def _batches(self) -> "Iterator[Minibatch]":
-        """From where the run is, epoch after epoch."""
-        state, ranks, size = self.state, self.ranks, self.config.batch
+    def _batches(self) -> Iterator[Minibatch]:
+        """Yield this rank's batches from the current step on, epoch after epoch."""
+        state, rank, ranks = self.state, self.ranks.rank, self.ranks.size
+        part, size, seed = self.dataset.train, self.config.batch, self.order_seed
         epoch, start = divmod(state.step, self.epoch_steps)
         while True:
             if start == 0:
-                state.lanes = ranks.size
-            yield from lane_batches(
-                self.dataset.train, size, state.lanes, ranks.rank, ranks.size, seed=self.order, epoch=epoch, start=start
-            )
+                state.lanes = ranks
+            yield from resharded_batches(part, size, state.lanes, rank, ranks, seed=seed, epoch=epoch, start=start)
             epoch, start = epoch + 1, 0
 
-    def _step(self, minibatch: "Minibatch", step: int, conflict: bool) -> Info | None:
-        """One update; None if it was skipped."""
-        optimizers = self.optimizers
-        self.lr = optimizers.set_share(share(self.config.schedule, step - 1, self.total))
+    def _step(self, minibatch: Minibatch, step: int, conflict: bool) -> Info | None:
+        """Make one update; return None if it was skipped since something is not finite."""
+        config, optimizers = self.config, self.optimizers
+        self.lr = optimizers.set_lr(lr_factor(config.schedule, step - 1, self.total))
         optimizers.zero_grad()
-        losses, mask = self._losses(minibatch)
+        losses, mask = minibatch_losses(
+            self.model, minibatch, self.device, precision=config.precision, weighted=config.sample_weights
+        )
         try:
             info = backward(
                 losses, self.method, mask=mask, task_weights=self.task_weights, diagnose=conflict and len(losses) > 1
@@ -188,61 +191,42 @@ class Trainer:
             penalty = self.model.penalty()
             if penalty is not None:
                 penalty.backward()
-            self._check_gradient()
-        except (InputError, _NotFinite) as error:
-            self._refuse(step, losses, error)
+            self._check_and_clip()
+        except (InputError, _NonFiniteGradient) as error:
+            self._skip_or_raise(step, losses, error)
             return None
         optimizers.step()
         self.state.skipped_in_a_row = 0
-        self._recent.append(info.mean_losses)
+        self._unread_losses.append(info.mean_losses)
         return info
 
-    def _losses(self, minibatch: "Minibatch") -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        batch, labels, weights, seen = minibatch
-        weights = weights if self.config.sample_weights else None
-        binary = binary_labels(labels, self.model.tasks, seen)
-        if self.device.type != "cpu":
-            batch = batch.to(self.device)
-            labels = {name: label.to(self.device) for name, label in labels.items()} if binary is None else {}
-            binary = None if binary is None else binary.to(self.device)
-            weights = None if weights is None else weights.to(self.device)
-        with self._precision():
-            logits = self.model(batch)
-        if binary is None:
-            return any_losses(logits, labels, weights, self.model.tasks)
-        return binary_losses(logits, binary, weights), binary.mask
+    def _check_and_clip(self) -> None:
+        """Clip the gradient, and raise if it is not finite and such steps are to be skipped.
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _check_gradient(self) -> None:
-        """Clips, and notices a gradient that is not finite if that is to be skipped.
-
-        Otherwise the next step's loss shows it, and until then no checkpoint is written: `save` looks.
+        Otherwise the next step's loss shows it, and until then no checkpoint is written: `save` checks the weights.
         """
         if self.config.clip is None and self.config.non_finite == "stop":
             return
         length = self.optimizers.gradient_length()
         if not bool(length.isfinite()):
-            raise _NotFinite
+            raise _NonFiniteGradient
         if self.config.clip is not None:
             self.optimizers.clip(self.config.clip, length)
 
-    def _refuse(self, step: int, losses: Mapping[str, Tensor], error: Exception) -> None:
+    def _skip_or_raise(self, step: int, losses: Mapping[str, Tensor], error: Exception) -> None:
+        """Count a step as skipped if something in it is not finite and that is allowed; raise otherwise."""
         wrong = self.ranks.most([not bool(loss.isfinite().all()) for loss in losses.values()])
         tasks = [name for name, one in zip(losses, wrong, strict=True) if one]
-        if not tasks and not isinstance(error, NonFiniteInputError | _NotFinite):
+        if not tasks and not isinstance(error, NonFiniteInputError | _NonFiniteGradient):
             raise error
-        state = self.state
+        state, what = self.state, "the loss" if tasks else "the gradient"
         state.skipped += 1
         state.skipped_in_a_row += 1
-        if self.config.non_finite == "stop" or state.skipped_in_a_row >= _SKIPS:
-            raise self._non_finite(step, tasks, "the loss" if tasks else "the gradient") from error
+        if self.config.non_finite == "stop" or state.skipped_in_a_row >= _MOST_SKIPPED:
+            raise self._non_finite(step, tasks, what) from error
         self.optimizers.zero_grad()
-        named = ", ".join(map(repr, tasks))
-        self.progress.say(f"step {step} skipped: {f'the loss of {named}' if tasks else 'the gradient'} is not finite")
+        of = f" of {', '.join(map(repr, tasks))}" if tasks else ""
+        self.progress.say(f"step {step} skipped: {what}{of} is not finite")
 
     def _non_finite(self, step: int, tasks: list[str], what: str) -> NonFiniteError:
         last = None if self._saved_step is None else self.folder.last
@@ -254,13 +238,13 @@ class Trainer:
         every = self.config.conflict_every
         return every is None or (every > 0 and step % every == 0)
 
-    def _fold(self) -> None:
-        """Works out the losses that were put off, since reading them makes a GPU wait."""
-        self.state.losses += [mean_losses().tolist() for mean_losses in self._recent]
-        self._recent.clear()
+    def _read_losses(self) -> None:
+        """Read the mean losses of the last steps. This was put off, since it makes a GPU wait."""
+        self.state.losses += [mean_losses().tolist() for mean_losses in self._unread_losses]
+        self._unread_losses.clear()
 
     def _log(self, info: Info | None) -> None:
-        self._fold()
+        self._read_losses()
         state, names = self.state, [task.name for task in self.model.tasks]
         table = torch.tensor(state.losses or [[nan] * len(names)], dtype=torch.float64)  # [steps, K]
         means = dict(zip(names, table.nanmean(0).tolist(), strict=True))
@@ -268,24 +252,22 @@ class Trainer:
         weights = self.task_weights or {}
         known = {name: value for name, value in means.items() if not isnan(value)}
         loss = sum(weights.get(name, 1.0) * value for name, value in known.items()) if known else nan
-        self._note(
+        self._add_line(
+            {"kind": "train"},
             {
-                "kind": "train",
-                "step": state.step,
-                "epoch": state.step / self.epoch_steps,
-                "seconds": state.seconds,
                 "losses": means,
                 "loss": loss,
                 "lr": self.lr,
                 "conflict": _conflict(info) if self._records_conflict(state.step) else None,
                 "skipped": state.skipped,
-            }
+            },
         )
         self.progress.trained(state.step, loss)
 
-    def _note(self, line: Line) -> None:
+    def _add_line(self, what: Line, numbers: Line) -> None:
         if self.record is not None:
-            self.record.add(line)
+            step, seconds = self.state.step, self.state.seconds
+            self.record.add({**what, "step": step, "epoch": step / self.epoch_steps, "seconds": seconds, **numbers})
 
     # Evaluation
 
@@ -293,53 +275,57 @@ class Trainer:
         step, every = self.state.step, self.config.evaluate_every or self.epoch_steps
         return self.state.evaluated != step and (step % every == 0 or step == self.total)
 
-    def _evaluate(self, interruption: Interruption) -> bool:
-        """Evaluates, keeps the best, saves. False if it was interrupted."""
-        state, dataset = self.state, self.dataset
-        parts = {"validation": dataset.validation, **({"test": dataset.test} if self.config.test_curve else {})}
-        found: dict[str, Metrics] = {}
-        for name, part in parts.items():
-            if len(part):
-                scored = score(
-                    self.model, part, self.config.evaluation_batch, self.device, interruption.__bool__, self.ranks
-                )
-                if scored is None:
-                    return False
-                found[name] = self.ranks.first(partial(scored.metrics, weighted=self.config.weighted_metrics))
-        self._check_together()
+    def _evaluate(self, stop_request: StopRequest) -> bool:
+        """Evaluate, record it, and save, as the best weights if they are. Return False if a rank was asked to stop."""
+        state = self.state
+        metrics = self._measure(stop_request)
+        if metrics is None:
+            return False
+        self._check_same_weights()
         state.evaluated = state.step
         best = True
-        if (metrics := found.get("validation")) is not None:
-            best = self._keep_score(metrics)
-            self.progress.evaluated(state.step, metrics, best)
+        if "validation" in metrics:
+            best = self._update_best(metrics["validation"])
+            self.progress.evaluated(state.step, metrics["validation"], best)
+            metrics["validation"] = {**metrics["validation"], "best": best}
         else:
             state.best_step = state.step  # nothing to choose by: the last is the best
-        for name, metrics in found.items():
-            self._record_evaluation(name, {**metrics, "best": best} if name == "validation" else metrics)
+        for part, values in metrics.items():
+            self._add_line({"kind": "evaluation", "part": part}, values)
         self.save(best=best)
         return True
 
-    def _record_evaluation(self, part: str, metrics: Metrics) -> None:
-        state = self.state
-        where = {"step": state.step, "epoch": state.step / self.epoch_steps, "seconds": state.seconds}
-        self._note({"kind": "evaluation", "part": part, **where, **metrics})
+    def _measure(self, stop_request: StopRequest) -> dict[str, Metrics] | None:
+        """Return the metrics of each part that is to be evaluated; None if a rank was asked to stop."""
+        config, dataset = self.config, self.dataset
+        parts = {"validation": dataset.validation, **({"test": dataset.test} if config.test_curve else {})}
+        metrics: dict[str, Metrics] = {}
+        for name, part in parts.items():
+            if len(part):
+                predictions = predict_part(
+                    self.model, part, config.evaluation_batch, self.device, stop_request.__bool__, self.ranks
+                )
+                if predictions is None:
+                    return None
+                metrics[name] = self.ranks.first(partial(predictions.metrics, weighted=config.weighted_metrics))
+        return metrics
 
-    def _check_together(self) -> None:
-        """The weights are the same on all ranks, since all make the same steps. If not, that is said."""
+    def _check_same_weights(self) -> None:
+        """Warn if the weights differ between ranks, which make the same steps and so should have the same weights."""
         if self.ranks.size > 1:
-            told = self.ranks.tell(_digest(self.model.state_dict()))
-            if apart := [str(rank) for rank, digest in enumerate(told) if digest != told[0]]:
+            digests = self.ranks.tell(_digest(self.model.state_dict()))
+            if apart := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
                 self.progress.say(
                     f"step {self.state.step}: the weights of rank {', '.join(apart)} differ from those of rank 0, "
                     "which are the ones that are saved; are the machines and their versions of torch the same?"
                 )
 
-    def _keep_score(self, metrics: Metrics) -> bool:
-        """Notes the metrics if they are the best so far."""
+    def _update_best(self, metrics: Metrics) -> bool:
+        """Keep the metrics if they are the best so far, and return whether they are."""
         state, stopping = self.state, self.config.stopping
-        value = goodness(metrics, stopping.monitor, self.task_weights or {})
+        value = monitored_score(metrics, stopping.monitor, self.task_weights or {})
         if value is None and state.step == 0:
-            notes = [found["note"] for found in metrics["tasks"].values() if "note" in found]
+            notes = [values["note"] for values in metrics["tasks"].values() if "note" in values]
             raise InputError(
                 f"stopping.monitor={stopping.monitor!r} has no value on the validation part "
                 f"({'; '.join(notes) or 'no labels'}); choose another"
@@ -366,8 +352,8 @@ class Trainer:
         return self.ranks.rank == 0 and logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
     def save(self, *, best: bool = False) -> None:
-        """Writes where the run is; ``best``: its weights as the best ones, too."""
-        self._fold()
+        """Write a checkpoint to resume from; with ``best``, also write the weights as the best ones."""
+        self._read_losses()
         weights = self.model.state_dict()
         if not _all_finite(weights):
             raise self._non_finite(self.state.step, [], "a weight")
@@ -392,14 +378,14 @@ class Trainer:
             },
         )
 
-    def _interrupt(self, interruption: Interruption) -> None:
-        (number,) = self.ranks.most([interruption.number or 0])
+    def _interrupt(self, stop_request: StopRequest) -> None:
+        (number,) = self.ranks.most([stop_request.number or 0])
         self.save()
         raise Interrupted(self.folder.path, self.state.step, number)
 
 
-class _NotFinite(Exception):
-    """The gradient is not finite."""
+class _NonFiniteGradient(Exception):
+    """The gradient of a step is not finite."""
 
 
 def _task_weights(given: Mapping[str, float] | None, model: Model) -> dict[str, float] | None:
@@ -425,7 +411,7 @@ def _conflict(info: Info | None) -> dict[str, Any] | None:
 
 
 def _digest(weights: Mapping[str, Tensor]) -> list[int]:
-    """Whole numbers that almost surely differ where the bits of weights do; as fast as memory is read."""
+    """Return whole numbers that almost surely differ if the bits of weights do, as fast as memory is read."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return [int(one.reshape(-1).view(bits[one.element_size()]).sum(dtype=torch.int64)) for one in weights.values()]
 

@@ -1,7 +1,7 @@
-"""How good predictions are: AUC, log loss, errors, calibration. Numbers in, numbers out.
+"""Metrics of predictions: AUC, log loss, RMSE, MAE, accuracy and calibration.
 
-AUC and log loss are scikit-learn's (`roc_auc_score`, `log_loss`), to the last digits, of the scores as
-float64. What cannot be said is None, never a made-up number: `auc_gap` and `score_gap` tell why.
+AUC and log loss equal scikit-learn's `roc_auc_score` and `log_loss` to the last digits; everything is computed in
+float64. A metric that is not defined is None, and `evaluate_task` says why under "note".
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _EPSILON = float(np.finfo(np.float64).eps)  # how near to 0 or 1 a probability c
 
 
 class Bin(TypedDict):
-    """One point of a calibration plot."""
+    """One point of a calibration plot: examples with similar predictions."""
 
     mean_predicted: float
     mean_observed: float
@@ -31,40 +31,32 @@ class Bin(TypedDict):
 
 
 def auc(labels: Numbers, scores: Numbers, weights: Numbers | None = None) -> float | None:
-    """Chance that a positive example scores above a negative one; ties count half.
+    """Return the chance that a positive example scores above a negative one; ties count half.
 
     Args:
         labels: [n] 0 or 1; nan where missing, which leaves the example out.
         scores: [n] any numbers; only their order matters.
-        weights: [n] not negative; how much an example counts.
+        weights: [n] how much an example counts, at least 0.
 
-    None where it is not defined, see `auc_gap`.
+    Returns:
+        The AUC, or None if it is not defined; `evaluate_task` says why.
     """
     return _auc(*_known(labels, scores, weights))
 
 
-def auc_gap(labels: Numbers, scores: Numbers, weights: Numbers | None = None) -> str | None:
-    """Why these examples have no AUC; None if they have one."""
-    return _auc_gap(*_known(labels, scores, weights))
-
-
 def log_loss(labels: Numbers, probabilities: Numbers, weights: Numbers | None = None) -> float | None:
-    """Mean negative log-likelihood. Probabilities are of class 1, [n], or of all classes, [n, C].
+    """Return the mean negative log-likelihood; None without a label or with a probability that is not finite.
 
-    Missing labels are nan, or negative if there are several classes. Labels of [n] probabilities may
-    themselves be probabilities. One class is enough. None without a label or with a score that is not
-    finite, see `score_gap`.
+    Args:
+        labels: [n] 0, 1 or a probability; the class from 0 on if there are several. Missing: nan, or a negative class.
+        probabilities: [n] of class 1, or [n, C] of all classes.
+        weights: [n] how much an example counts, at least 0.
     """
     return _log_loss(*_known(labels, probabilities, weights))
 
 
-def score_gap(labels: Numbers, scores: Numbers, weights: Numbers | None = None) -> str | None:
-    """Why nothing can be said about these examples at all; None if something can."""
-    return _gap(*_known(labels, scores, weights))
-
-
 def rmse(labels: Numbers, predictions: Numbers, weights: Numbers | None = None) -> float | None:
-    """Root of the mean squared error."""
+    """Return the root of the mean squared error; None without a label or with a prediction that is not finite."""
     label, prediction, weight = _known(labels, predictions, weights)
     if _gap(label, prediction, weight):
         return None
@@ -72,7 +64,7 @@ def rmse(labels: Numbers, predictions: Numbers, weights: Numbers | None = None) 
 
 
 def mae(labels: Numbers, predictions: Numbers, weights: Numbers | None = None) -> float | None:
-    """Mean absolute error."""
+    """Return the mean absolute error; None without a label or with a prediction that is not finite."""
     label, prediction, weight = _known(labels, predictions, weights)
     if _gap(label, prediction, weight):
         return None
@@ -80,7 +72,7 @@ def mae(labels: Numbers, predictions: Numbers, weights: Numbers | None = None) -
 
 
 def accuracy(labels: Numbers, probabilities: Numbers, weights: Numbers | None = None) -> float | None:
-    """Share of examples whose most probable class, of [n, C], is the right one."""
+    """Return the share of examples whose most probable class, of [n, C], is the right one; None as for `log_loss`."""
     label, probability, weight = _known(labels, probabilities, weights)
     if probability.ndim != 2:
         raise InputError(f"probabilities have shape {list(probability.shape)}; expected [n, classes]")
@@ -92,10 +84,10 @@ def accuracy(labels: Numbers, probabilities: Numbers, weights: Numbers | None = 
 def calibration(
     labels: Numbers, probabilities: Numbers, bins: int = 10, *, weights: Numbers | None = None, spread: str = "quantile"
 ) -> list[Bin]:
-    """Predicted against observed rates, from low to high predictions; empty without labels.
+    """Return predicted and observed rates in bins, from low to high predictions; no bins without labels.
 
     Args:
-        bins: how many at most.
+        bins: the number of bins, at most.
         spread: "quantile" puts as many examples in each bin, which suits rare events; "uniform" cuts
             [0, 1] into equal pieces. Equal predictions always share a bin, and empty bins are left out.
     """
@@ -111,18 +103,15 @@ def calibration(
     parts = np.arange(1, bins)
     cuts = probability[parts * len(label) // bins] if spread == "quantile" else parts / bins
     edges = np.unique([0, *np.searchsorted(probability, cuts), len(label)])
-    found: list[Bin] = []
-    for start, end in pairwise(edges.tolist()):
-        part = slice(start, end)
-        if weight[part].sum() > 0:
-            found.append(
-                Bin(
-                    mean_predicted=_mean(probability[part], weight[part]),
-                    mean_observed=_mean(label[part], weight[part]),
-                    count=end - start,
-                )
-            )
-    return found
+    return [
+        Bin(
+            mean_predicted=_mean(probability[start:end], weight[start:end]),
+            mean_observed=_mean(label[start:end], weight[start:end]),
+            count=end - start,
+        )
+        for start, end in pairwise(edges.tolist())
+        if weight[start:end].sum() > 0
+    ]
 
 
 def evaluate(
@@ -131,7 +120,7 @@ def evaluate(
     predictions: Mapping[str, Numbers],
     weights: Numbers | None = None,
 ) -> dict[str, Any]:
-    """The metrics of all tasks, as they stand in a run's files.
+    """Return the metrics of all tasks, as `result.json` and `metrics.jsonl` hold them.
 
     Args:
         labels: by task name, [n], nan where missing.
@@ -141,13 +130,13 @@ def evaluate(
 
     Returns:
         {"tasks": {name: {"auc": ..., "log_loss": ..., "positives": ..., "labelled": ...}}, "mean_auc": ...}.
-        A task of which something cannot be said has the reason under "note". The mean is over the binary
+        A task with a metric that is not defined has the reason under "note". The mean is over the binary
         tasks that have an AUC, None if there is none; "mean_auc_of" names them if some are left out.
     """
     tasks = tuple(tasks)
-    found = {task.name: evaluate_task(task, labels[task.name], predictions[task.name], weights) for task in tasks}
-    aucs = {name: value for name, metrics in found.items() if isinstance(value := metrics.get("auc"), float)}
-    whole: dict[str, Any] = {"tasks": found, "mean_auc": sum(aucs.values()) / len(aucs) if aucs else None}
+    by_task = {task.name: evaluate_task(task, labels[task.name], predictions[task.name], weights) for task in tasks}
+    aucs = {name: value for name, metrics in by_task.items() if isinstance(value := metrics.get("auc"), float)}
+    whole: dict[str, Any] = {"tasks": by_task, "mean_auc": sum(aucs.values()) / len(aucs) if aucs else None}
     if 0 < len(aucs) < sum(task.kind == "binary" for task in tasks):
         whole["mean_auc_of"] = list(aucs)
     return whole
@@ -156,29 +145,27 @@ def evaluate(
 def evaluate_task(
     task: Task, labels: Numbers, predictions: Numbers, weights: Numbers | None = None
 ) -> dict[str, float | int | str | None]:
-    """The metrics of one task, with the number of labels they come from."""
+    """Return the metrics of one task, and the number of labels they come from."""
     try:
         label, score, weight = _known(labels, predictions, weights)
     except InputError as error:
         raise InputError(f"task {task.name!r}: {error}") from error
-    found: dict[str, float | int | str | None] = {}
+    metrics: dict[str, float | int | str | None]
     gap = _gap(label, score, weight)
     if task.kind == "binary":
         gap = _auc_gap(label, score, weight)
-        found |= {"auc": _auc(label, score, weight), "log_loss": _log_loss(label, score, weight)}
-        found["positives"] = int((label == 1).sum())
+        metrics = {"auc": _auc(label, score, weight), "log_loss": _log_loss(label, score, weight)}
+        metrics["positives"] = int((label == 1).sum())
     elif task.kind == "regression":
-        found |= {"rmse": rmse(label, score, weight), "mae": mae(label, score, weight)}
+        metrics = {"rmse": rmse(label, score, weight), "mae": mae(label, score, weight)}
     else:
-        found |= {"accuracy": accuracy(label, score, weight), "log_loss": _log_loss(label, score, weight)}
-    found["labelled"] = len(label)
-    if gap:
-        found["note"] = gap
-    return found
+        metrics = {"accuracy": accuracy(label, score, weight), "log_loss": _log_loss(label, score, weight)}
+    metrics["labelled"] = len(label)
+    return {**metrics, "note": gap} if gap else metrics
 
 
 def _known(labels: Numbers, scores: Numbers, weights: Numbers | None) -> tuple[Floats, Floats, Floats | None]:
-    """The examples with a label, as float64."""
+    """Return labels, scores and weights of the examples that have a label, as float64."""
     label, score = _array(labels), _array(scores)
     if label.ndim != 1:
         raise InputError(f"labels have shape {list(label.shape)}; expected [n]")
@@ -205,6 +192,7 @@ def _array(values: Numbers) -> Floats:
 
 
 def _gap(label: Floats, score: Floats, weight: Floats | None) -> str | None:
+    """Return the reason why no metric at all is defined for these examples; None if some are."""
     if not len(label):
         return "no example has a label"
     if weight is not None and not weight.sum() > 0:
@@ -263,9 +251,6 @@ def _log_loss(label: Floats, probability: Floats, weight: Floats | None) -> floa
         chosen = np.take_along_axis(probability, label.astype(np.int64)[:, None], 1)[:, 0]  # [n]
         return _mean(-np.log(chosen.clip(_EPSILON, 1 - _EPSILON)), weight)
     _check_labels(label)
-    if ((label == 0) | (label == 1)).all():
-        chosen = np.where(label == 1, probability, 1 - probability)
-        return _mean(-np.log(chosen.clip(_EPSILON, 1 - _EPSILON)), weight)
     yes = np.log(probability.clip(_EPSILON, 1 - _EPSILON))
     no = np.log((1 - probability).clip(_EPSILON, 1 - _EPSILON))
     return _mean(-(label * yes + (1 - label) * no), weight)

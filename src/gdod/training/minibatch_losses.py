@@ -1,62 +1,89 @@
-"""The losses of a minibatch: what `gdod.models.per_example_losses` gives, in fewer operations for binary tasks.
+"""The losses of one training step, on the model's device.
 
-A step of a small model takes a millisecond or two, in which checks task by task would be a tenth.
+They equal those of `gdod.models.per_example_losses`, which checks labels task by task. A step of a small model takes a
+millisecond or two, of which that would be a tenth (benchmarks/loop.py), so labels of binary tasks are checked together.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from gdod.data.parts.part import Seen, look_at
-from gdod.models import Task, per_example_losses
+from gdod.data.parts.part import Minibatch, Seen, look_at
+from gdod.models import Model, Task, per_example_losses
 
 
-class Labels(NamedTuple):
-    """Labels of binary tasks, looked at together, before they go to a device."""
+class BinaryLabels(NamedTuple):
+    """Labels of binary tasks that are known to lie between 0 and 1."""
 
     values: dict[str, Tensor]  # [B] each, 0 where missing
-    mask: dict[str, Tensor] | None  # [B] bool each; None: no label is missing
-
-    def to(self, device: torch.device) -> "Labels":
-        mask = None if self.mask is None else {name: known.to(device) for name, known in self.mask.items()}
-        return Labels({name: label.to(device) for name, label in self.values.items()}, mask)
+    mask: dict[str, Tensor] | None  # [B] bool each, False where missing; None: no label is missing
 
 
-def binary_labels(labels: Mapping[str, Tensor], tasks: tuple[Task, ...], seen: Seen | None = None) -> Labels | None:
-    """None if there are other tasks or other labels than 0 to 1 and nan; those take the long way.
+def minibatch_losses(
+    model: Model, minibatch: Minibatch, device: torch.device, *, precision: str = "float32", weighted: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Return the loss of each example by task [B], and where labels are known [B] bool; None: everywhere.
 
-    ``seen``: what is known of the labels already.
+    Args:
+        device: the model's, to which the minibatch is moved.
+        precision: "bf16" runs the model under autocast.
+        weighted: whether losses are multiplied by the examples' weights, if there are any.
+    """
+    batch, labels, weights, seen = minibatch
+    weights = weights if weighted else None
+    binary = binary_labels(labels, model.tasks, seen)  # before they are moved: a GPU would have to be waited for
+    mask = None
+    if binary is not None:
+        labels, mask = binary
+    if device.type != "cpu":
+        batch, labels = batch.to(device), _moved(labels, device)
+        mask = None if mask is None else _moved(mask, device)
+        weights = None if weights is None else weights.to(device)
+    with nullcontext() if precision == "float32" else torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(batch)
+    if binary is not None:
+        return binary_losses(logits, labels, weights), mask
+    losses, mask = per_example_losses(logits, labels, model.tasks, weights=weights)
+    return losses, None if bool(torch.stack(tuple(mask.values())).all()) else mask
+
+
+def binary_labels(
+    labels: Mapping[str, Tensor], tasks: tuple[Task, ...], seen: Seen | None = None
+) -> BinaryLabels | None:
+    """Return the labels, looked at together; None if a task is not binary or a label is neither in [0, 1] nor nan.
+
+    Args:
+        labels: by task name, [B].
+        seen: what is known of the labels already.
     """
     if any(task.kind != "binary" for task in tasks):
         return None
-    given = [labels[task.name] for task in tasks]
-    if seen is None:
-        seen = look_at(torch.stack(given))
+    names = [task.name for task in tasks]
+    given = [labels[name] for name in names]
+    seen = look_at(torch.stack(given)) if seen is None else seen
     if seen is None:
         return None
-    names = [task.name for task in tasks]
     if seen == "whole":
-        return Labels(dict(zip(names, given, strict=True)), None)
+        return BinaryLabels(dict(zip(names, given, strict=True)), None)
     stacked = torch.stack(given)  # [K, B]
     missing = stacked.isnan()
     filled = torch.where(missing, 0.0, stacked)
-    return Labels(dict(zip(names, filled, strict=True)), dict(zip(names, ~missing, strict=True)))
+    return BinaryLabels(dict(zip(names, filled, strict=True)), dict(zip(names, ~missing, strict=True)))
 
 
-def binary_losses(logits: Mapping[str, Tensor], labels: Labels, weights: Tensor | None) -> dict[str, Tensor]:
-    """[B] each."""
+def binary_losses(
+    logits: Mapping[str, Tensor], labels: Mapping[str, Tensor], weights: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the log loss of each example by task, [B], times the example's weight [B] if there are weights."""
     return {
         name: binary_cross_entropy_with_logits(logits[name].float(), label, weight=weights, reduction="none")
-        for name, label in labels.values.items()
+        for name, label in labels.items()
     }
 
 
-def any_losses(
-    logits: Mapping[str, Tensor], labels: Mapping[str, Tensor], weights: Tensor | None, tasks: tuple[Task, ...]
-) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """The same for tasks of any kind, and where their labels are known; None: everywhere."""
-    losses, mask = per_example_losses(logits, labels, tasks, weights=weights)
-    return losses, None if bool(torch.stack(tuple(mask.values())).all()) else mask
+def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -1,6 +1,7 @@
-"""The optimizer of a run: one of torch's, or two if the tables have sparse gradients."""
+"""The optimizer of a run, one of torch's or two if tables have sparse gradients; and its learning rate in each step."""
 
 from collections.abc import Iterable
+from math import cos, pi
 from typing import Any
 
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 
 from gdod.errors import InputError
-from gdod.training.config import OptimizerConfig
+from gdod.training.config import OptimizerConfig, ScheduleConfig
 
 
 class Optimizers:
-    """Takes steps for all parameters of a model."""
+    """One or two of torch's optimizers that act as one on all parameters of a model."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         sparse = _sparse_tables(model)
@@ -29,16 +30,18 @@ class Optimizers:
         dense = [parameter for parameter in self.parameters if id(parameter) not in tables]
         self.all: list[Optimizer] = []
         if config.name == "sgd":
-            self.all.append(_sgd(self.parameters, config, fused=not sparse))
+            fused = not sparse and _can_fuse(self.parameters)
+            momentum, decay = config.momentum, config.weight_decay
+            self.all.append(SGD(self.parameters, config.lr, momentum, weight_decay=decay, fused=fused))
         else:
             if dense:
                 self.all.append(_adam(dense, config))
             if sparse:
                 self.all.append(SparseAdam(sparse, lr=config.lr))
 
-    def set_share(self, share: float) -> float:
-        """Sets the learning rate to a share of its full value, and returns it."""
-        lr = self.lr * share
+    def set_lr(self, factor: float) -> float:
+        """Set the learning rate to a factor of its full value, and return it."""
+        lr = self.lr * factor
         for optimizer in self.all:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -53,10 +56,11 @@ class Optimizers:
             optimizer.step()
 
     def gradient_length(self) -> Tensor:
-        """Of all parameters together. A scalar."""
+        """Return the norm of the gradients of all parameters together, a scalar."""
         return torch.nn.utils.get_total_norm(list(self._gradients()))
 
     def clip(self, longest: float, length: Tensor) -> None:
+        """Shorten gradients of norm ``length`` to at most ``longest``, as `torch.nn.utils.clip_grad_norm_` does."""
         factor = (longest / (length + 1e-6)).clamp(max=1.0)
         for gradient in self._gradients():
             gradient.mul_(factor.to(gradient.device))
@@ -80,20 +84,25 @@ class Optimizers:
             optimizer.load_state_dict(state)
 
 
+def lr_factor(schedule: ScheduleConfig, step: int, total: int) -> float:
+    """Return the factor of the learning rate in step number ``step``, from 0 on, of ``total``."""
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    after = step - schedule.warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "step":
+        assert schedule.every is not None
+        return max(schedule.floor, schedule.factor ** (after // schedule.every))
+    progress = min(1.0, after / max(1, total - schedule.warmup))
+    falling = (1 + cos(pi * progress)) / 2 if schedule.name == "cosine" else 1 - progress
+    return schedule.floor + (1 - schedule.floor) * falling
+
+
 def _adam(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     kind = AdamW if config.name == "adamw" else Adam
     # One kernel for all parameters: on large tables it takes a third of the time.
     return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_can_fuse(parameters))
-
-
-def _sgd(parameters: list[nn.Parameter], config: OptimizerConfig, fused: bool) -> Optimizer:
-    return SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=fused and _can_fuse(parameters),
-    )
 
 
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:

@@ -1,21 +1,23 @@
-"""What a run writes down as it goes: `metrics.jsonl`, and curves for TensorBoard."""
+"""The record of a run while it trains: lines of `metrics.jsonl`, and curves for TensorBoard."""
 
 import json
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 Line = dict[str, Any]
+"""One line of `metrics.jsonl`: losses at a log time (kind "train"), or metrics of an evaluation (kind "evaluation")."""
 
 
 class Record:
-    """Lines of `metrics.jsonl`, cut back to a checkpoint's length where a run goes on."""
+    """A writer that appends lines to `metrics.jsonl`, and their numbers to curves if there are any.
+
+    Args:
+        length: bytes of the file to keep: those of the checkpoint that a run resumes from.
+    """
 
     def __init__(self, path: Path, length: int, curves: "Curves | None") -> None:
         path.touch()
@@ -30,7 +32,7 @@ class Record:
             self.curves.add(line)
 
     def to_disk(self) -> int:
-        """Makes sure that all lines are on the disk; returns how many bytes they are."""
+        """Bring all lines to the disk, and return how many bytes they are."""
         os.fsync(self.file.fileno())
         return self.file.tell()
 
@@ -41,7 +43,7 @@ class Record:
 
 
 class Curves:
-    """The same numbers as curves in TensorBoard."""
+    """Curves of the recorded numbers in TensorBoard; points from ``first_step`` on are replaced."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         with warnings.catch_warnings():
@@ -60,37 +62,34 @@ class Curves:
 
 
 def points(line: Line) -> dict[str, float | None]:
-    """The curves that a line adds a point to."""
-    found: dict[str, float | None] = {}
-    if line["kind"] == "evaluation":
-        part = line["part"]
-        found[f"{part}/mean_auc"] = line["mean_auc"]
-        for task, metrics in line["tasks"].items():
-            for name in ("auc", "log_loss", "rmse", "mae", "accuracy"):
-                if name in metrics:
-                    found[f"{part}/{name}/{task}"] = metrics[name]
-        return found
-    found |= {"loss/sum": line["loss"], "lr": line["lr"]}
-    found |= {f"loss/{task}": value for task, value in line["losses"].items()}
+    """Return the points that a line of `metrics.jsonl` adds to the curves, by the curve's name."""
+    return _evaluation_points(line) if line["kind"] == "evaluation" else _training_points(line)
+
+
+def _evaluation_points(line: Line) -> dict[str, float | None]:
+    part = line["part"]
+    values = {f"{part}/mean_auc": line["mean_auc"]}
+    for task, metrics in line["tasks"].items():
+        for name in ("auc", "log_loss", "rmse", "mae", "accuracy"):
+            if name in metrics:
+                values[f"{part}/{name}/{task}"] = metrics[name]
+    return values
+
+
+def _training_points(line: Line) -> dict[str, float | None]:
+    values = {"loss/sum": line["loss"], "lr": line["lr"]}
+    values |= {f"loss/{task}": loss for task, loss in line["losses"].items()}
     if conflict := line["conflict"]:
         tasks = list(line["losses"])
-        found |= {f"conflict/{name}": conflict[name] for name in ("energy_kept", "directions_kept")}
-        found |= {f"conflict/length/{task}": value for task, value in zip(tasks, conflict["norms"], strict=True)}
-        found |= _pairs(tasks, conflict["cosines"])
-    return found
-
-
-def _pairs(tasks: Sequence[str], cosines: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    return {
-        f"conflict/cosine/{one}-{other}": cosines[first][second]
-        for first, one in enumerate(tasks)
-        for second, other in enumerate(tasks)
-        if first < second
-    }
+        values |= {f"conflict/{name}": conflict[name] for name in ("energy_kept", "directions_kept")}
+        values |= {f"conflict/length/{task}": norm for task, norm in zip(tasks, conflict["norms"], strict=True)}
+        for (first, one), (second, other) in combinations(enumerate(tasks), 2):
+            values[f"conflict/cosine/{one}-{other}"] = conflict["cosines"][first][second]
+    return values
 
 
 def finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
+    """Return a copy of nested dictionaries and lists with None for numbers that are not finite, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

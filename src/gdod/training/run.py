@@ -1,7 +1,8 @@
-"""A run on disk: a folder that says everything about itself. And a finished one in memory, ready to predict."""
+"""A run on disk, a folder that describes itself completely; and a trained model read from it, ready to predict."""
 
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gdod._files import read_json, write_json
+from gdod._files import read_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
 from gdod.training import checkpoint
@@ -30,47 +31,20 @@ if TYPE_CHECKING:
 _PACKAGES = ("gdod", "torch", "torchjd", "numpy", "polars", "pyarrow", "pydantic")
 
 
-@dataclass(frozen=True)
 class Folder:
-    """The files of a run, all under fixed names below one folder."""
+    """The paths of a run's files, all under fixed names below one folder."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def about(self) -> Path:
-        return self.path / "about.json"
-
-    @property
-    def encoder(self) -> Path:
-        return self.path / "encoder.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        return self.checkpoints / "last.pt"
-
-    @property
-    def best(self) -> Path:
-        return self.checkpoints / "best.pt"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.about = path / "about.json"
+        self.encoder = path / "encoder.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.pt"
+        self.best = self.checkpoints / "best.pt"
+        self.result = path / "result.json"
+        self.tensorboard = path / "tensorboard"
 
     @property
     def is_run(self) -> bool:
@@ -83,20 +57,22 @@ class Folder:
     def read_config(self) -> TrainConfig:
         return check_config(read_json(self.config, "the configuration of a run"))
 
-    def write_about(self, content: dict[str, Any]) -> None:
-        write_json(self.about, content)
-
 
 def name_of(config: TrainConfig) -> str:
-    """A folder's name for a run that was given none."""
+    """Return the name of the folder for a run that was given none."""
     data = re.sub(r"[^\w.-]+", "-", Path(config.data.source).stem).strip("-.") or "data"
     return f"{data}-{config.model.name}-{config.method.name}-seed{config.seed}"
+
+
+def resume_command(folder: Path) -> str:
+    """Return the shell command that resumes the run in this folder."""
+    return f"gdod train --resume --out {shlex.quote(str(folder))}"
 
 
 def about(
     config: TrainConfig, dataset: "Dataset", model: nn.Module, device: torch.device, ranks: int, command: Sequence[str]
 ) -> dict[str, Any]:
-    """What was run on what, and with which versions."""
+    """Return the content of `about.json`: what is run on which data, and with which versions."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "command": list(command),
@@ -109,10 +85,7 @@ def about(
             "notes": list(dataset.notes),
         },
         "tasks": [{"name": task.name, "kind": task.kind} for task in dataset.tasks],
-        "model": {
-            "name": config.model.name,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        },
+        "model": {"name": config.model.name, "parameters": sum(one.numel() for one in model.parameters())},
         "method": {"name": config.method.name, "options": config.method.options},
         "seed": config.seed,
         "ranks": ranks,
@@ -123,25 +96,26 @@ def about(
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    """Return the versions of Python, of the platform, and of the packages that results may depend on."""
+    installed = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that is needed to use it."""
+    """A trained model, with all that is needed to use it on tables."""
 
     folder: Folder
     config: TrainConfig
     model: Model
     encoder: "Encoder"
     step: int
-    """The training step that the weights are from."""
+    """The training step after which the weights were saved."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -153,29 +127,29 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any] | None:
-        """Metrics of the finished run; None if it has not finished."""
+        """The content of `result.json`; None if the run has not finished."""
         return read_json(self.folder.result, "the result of a run") if self.folder.is_finished else None
 
     def predict(self, frame: "pl.DataFrame") -> "pl.DataFrame":
-        """One column for each task: a probability, or a number; for several classes one column each."""
+        """Return a column of probabilities or numbers for each task; for several classes, a column for each class."""
         from gdod.training.predict import predict_frame
 
         return predict_frame(self, frame)
 
     def evaluate(self, frame: "pl.DataFrame") -> dict[str, Any]:
-        """Metrics on a table with labels."""
+        """Return the metrics on a table with labels: {"rows", "tasks", "mean_auc"}."""
         from gdod.training.predict import evaluate_frame
 
         return evaluate_frame(self, frame)
 
 
 def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") -> Run:
-    """A run from its folder, ready to predict: `load_run("runs/ads").predict(frame)`.
+    """Read a run from its folder, ready to predict: `load_run("runs/ads").predict(frame)`.
 
     Args:
-        path: the folder that `gdod train` wrote.
-        weights: "best" on validation, or "last".
-        device: where the model goes: "cpu", "cuda", … or "auto", a GPU if there is one.
+        path: the folder that `gdod train` wrote, of a finished run or not.
+        weights: "best", those that were best on validation, or "last".
+        device: "cpu", "cuda", … or "auto", a GPU if there is one.
     """
     from gdod.data.preparing.encoder import Encoder
 
@@ -190,7 +164,7 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         encoder = Encoder.from_json(read_json(folder.encoder, "how the run's tables become ids"))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
-    model = build(config.model.name, encoder.schema, encoder.tasks, seed=config.seed, **model_options(config))
+    model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))
     content = checkpoint.load(folder.best if weights == "best" else folder.last)
     try:
         model.load_state_dict(content["model"])
@@ -201,14 +175,14 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
 
 
 def decay_note(config: TrainConfig) -> str | None:
-    """What weight decay does not reach, if something."""
+    """Return a note if weight decay does not reach all parameters, else None."""
     if config.optimizer.weight_decay and model_options(config).get("sparse"):
         return "sparse-adam gives tables with sparse gradients no weight decay, only the other parameters; adam would"
     return None
 
 
 def model_options(config: TrainConfig) -> dict[str, Any]:
-    """The model's options; tables have sparse gradients for the optimizer that is made for them."""
+    """Return the model's options; with the optimizer "sparse-adam", ``sparse`` is on unless it is given."""
     options = dict(config.model.options)
     if config.optimizer.name == "sparse-adam":
         options.setdefault("sparse", True)

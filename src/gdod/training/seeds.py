@@ -1,4 +1,4 @@
-"""One seed of a run, and from it one for each thing that is random, so that none follows another."""
+"""Seeds for everything random in a run, all made from the run's one seed, yet independent of each other."""
 
 import hashlib
 import inspect
@@ -11,16 +11,16 @@ from gdod.methods import method as make_method
 
 
 def seed_for(purpose: str, seed: int) -> int:
-    """A number below 2⁶³ that only these two decide."""
+    """Return a seed below 2⁶³ that depends on the purpose and on the run's seed alone."""
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seeded_method(name: str, options: Mapping[str, Any], seed: int) -> Method:
-    """The method; one that draws random numbers starts them at the run's seed, if no other is given."""
+    """Return the method of this name; one that draws random numbers gets a seed from the run's, unless it has one."""
     if "name" in options:
         raise InputError(f"method {name!r} does not take the option 'name'")
-    method = make_method(name, **options)  # tells what is wrong with the name or the options
+    method = make_method(name, **options)  # raises if the name or the options are wrong
     if "seed" in options or not _takes_seed(name):
         return method
     return make_method(name, **options, seed=seed_for("method", seed))

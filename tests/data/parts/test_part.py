@@ -12,7 +12,7 @@ from tests.data.clicks_table import clicks, schema, write
 
 from gdod import InputError
 from gdod.data import Minibatch, Part, load
-from gdod.data.parts.rank_shares import dealt
+from gdod.data.parts.rank_shares import given_by_rank
 from gdod.data.preparing.stored import PartWriter
 from gdod.data.stream import StreamPart
 
@@ -125,13 +125,13 @@ def test_ranks_give_their_examples_in_turn(rows: list[int]) -> None:
     order = sorted((at, rank) for rank, count in enumerate(rows) for at in range(count))
     for rank in range(len(rows)):
         expected = [sum(one == rank for _, one in order[:count]) for count in range(len(order) + 1)]
-        assert dealt(rows, rank, np.arange(len(order) + 1)).tolist() == expected
+        assert given_by_rank(rows, rank, np.arange(len(order) + 1)).tolist() == expected
 
 
 def test_wrong_positions_are_refused(part: Part) -> None:
     for wrong in ({"size": 0}, {"size": 8, "start": -1}, {"size": 8, "rank": 2, "ranks": 2}, {"size": 8, "seed": -1}):
         with pytest.raises(InputError):
-            part.batches(**wrong)  # type: ignore[arg-type]
+            part.batches(**wrong)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", None, True])

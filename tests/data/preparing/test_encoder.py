@@ -13,7 +13,7 @@ from gdod import InputError
 from gdod.data import Encoder, TableSchema, load
 from gdod.data.preparing.fit import fit
 from gdod.data.preparing.split import Parts
-from gdod.data.tables.table import FrameTable
+from gdod.data.tables.raw_table import FrameTable
 from gdod.models import build
 
 
@@ -42,7 +42,7 @@ def test_rare_values_share_the_reserved_id() -> None:
     frame = pl.DataFrame({"c": ["a", "a", "b", "c", "c", "c"]})
     encoder = fitted(frame, c={"type": "categorical", "rare": 2})
     assert encoder.encode(frame).examples.categorical[:, 0].tolist() == [2, 2, 0, 1, 1, 1]
-    assert encoder.schema.categorical[0].cardinality == 2
+    assert encoder.model_schema.categorical[0].cardinality == 2
 
 
 def test_a_whole_number_is_the_same_value_in_every_type() -> None:
@@ -54,17 +54,17 @@ def test_a_whole_number_is_the_same_value_in_every_type() -> None:
 def test_numbers_are_standardised_and_gaps_are_the_mean() -> None:
     values = [1.0, 2.0, 3.0, None, float("nan"), float("inf")]
     encoder = fitted(pl.DataFrame({"x": values}), x="numeric")
-    found = encoder.encode(pl.DataFrame({"x": values})).examples.numeric[:, 0]
+    numbers = encoder.encode(pl.DataFrame({"x": values})).examples.numeric[:, 0]
     sd = (2 / 3) ** 0.5
-    torch.testing.assert_close(found[:5], torch.tensor([-1 / sd, 0, 1 / sd, 0, 0]))
-    assert found.isfinite().all()
+    torch.testing.assert_close(numbers[:5], torch.tensor([-1 / sd, 0, 1 / sd, 0, 0]))
+    assert numbers.isfinite().all()
 
 
 def test_scales_and_constant_columns() -> None:
     frame = pl.DataFrame({"a": [0.0, np.e - 1], "b": [5.0, 7.0], "c": [0.1, 0.1]})
     encoder = fitted(frame, a={"type": "numeric", "scale": "log"}, b={"type": "numeric", "scale": "none"}, c="numeric")
-    found = encoder.encode(pl.DataFrame({"a": [0.0, np.e - 1], "b": [5.0, 7.0], "c": [0.1, 9.0]})).examples.numeric
-    torch.testing.assert_close(found, torch.tensor([[-1.0, 5.0, 0.0], [1.0, 7.0, 0.0]]))
+    numbers = encoder.encode(pl.DataFrame({"a": [0.0, np.e - 1], "b": [5.0, 7.0], "c": [0.1, 9.0]})).examples.numeric
+    torch.testing.assert_close(numbers, torch.tensor([[-1.0, 5.0, 0.0], [1.0, 7.0, 0.0]]))
 
 
 def test_moments_do_not_depend_on_chunks() -> None:
@@ -84,10 +84,10 @@ def test_sequences_keep_the_last_known_values() -> None:
     frame = pl.DataFrame({"s": ["1 2 3 4", "2 2", None, "1 x"]})
     encoder = fitted(frame, [0, 0, 0, 1], s={"type": "sequence", "longest": 3})
     assert encoder.to_json()["vocabularies"]["s"] == ["2", "3", "4"]
-    found = encoder.encode(pl.DataFrame({"s": ["9 2 3", "4 3 2 4", None, "x", "3"]})).examples.sequences[0]
-    assert found.tolist() == [[1, 2, 0], [2, 1, 3], [0, 0, 0], [0, 0, 0], [2, 0, 0]]
+    sequences = encoder.encode(pl.DataFrame({"s": ["9 2 3", "4 3 2 4", None, "x", "3"]})).examples.sequences[0]
+    assert sequences.tolist() == [[1, 2, 0], [2, 1, 3], [0, 0, 0], [0, 0, 0], [2, 0, 0]]
     lists = pl.DataFrame({"s": [["9", "2", "3"], ["4", "3", "2", "4"], None, ["x", None], ["3"]]})
-    assert torch.equal(encoder.encode(lists).examples.sequences[0], found)
+    assert torch.equal(encoder.encode(lists).examples.sequences[0], sequences)
 
 
 def test_labels_of_every_kind_and_their_condition() -> None:
@@ -111,10 +111,10 @@ def test_labels_of_every_kind_and_their_condition() -> None:
         }
     )
     encoder = fit(FrameTable(frame, "t"), table, np.zeros(4, np.uint8))
-    found = encoder.encode(frame).examples.labels
+    labels = encoder.encode(frame).examples.labels
     nan = float("nan")
     expected = torch.tensor([[1, 0, 1, nan], [1, nan, 0, nan], [0.5, nan, -2.5, nan], [2, 1, 0, nan]])
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(labels, expected, equal_nan=True)
     assert encoder.classes["stars"] == ("1", "9", "10")
     assert [(task.kind, task.classes) for task in encoder.tasks][2:] == [("regression", None), ("multiclass", 3)]
 
@@ -129,8 +129,8 @@ def test_whole_numbers_in_the_schema_are_those_of_the_cells() -> None:
     )
     for values in (["1.0", "2.0", "3"], [1, 2, 3], [1.0, 2.0, 3.0]):
         frame = pl.DataFrame({"x": [1.0, 2, 3], "high": values, "stars": values})
-        found = fit(FrameTable(frame, "t"), table, np.zeros(3, np.uint8)).encode(frame).examples.labels
-        assert found.tolist() == [[0, 1, 1], [0, 1, 2]]
+        labels = fit(FrameTable(frame, "t"), table, np.zeros(3, np.uint8)).encode(frame).examples.labels
+        assert labels.tolist() == [[0, 1, 1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("kind", [pl.String, pl.Categorical])
@@ -138,9 +138,9 @@ def test_a_condition_may_be_true_or_false_as_text(kind: pl.DataType) -> None:
     table = TableSchema(columns={"x": "numeric", "y": {"type": "label", "when": "seen"}})
     seen = pl.Series(["True", "FALSE", " true", None, "1", "0", "2"], dtype=kind)
     frame = pl.DataFrame({"x": [1.0] * 7, "y": [0, 1, 1, 1, 1, 0, 0], "seen": seen})
-    found = fit(FrameTable(frame, "t"), table, np.zeros(7, np.uint8)).encode(frame).examples.labels[0]
+    labels = fit(FrameTable(frame, "t"), table, np.zeros(7, np.uint8)).encode(frame).examples.labels[0]
     nan = float("nan")
-    torch.testing.assert_close(found, torch.tensor([0, nan, 1, nan, 1, nan, nan]), equal_nan=True)
+    torch.testing.assert_close(labels, torch.tensor([0, nan, 1, nan, 1, nan, nan]), equal_nan=True)
     wrong = frame.with_columns(seen=pl.lit("Yes"))
     with pytest.raises(InputError, match=r"row 1: column 'seen' is 'Yes'; .* a number, or true or false"):
         fit(FrameTable(wrong, "t"), table, np.zeros(7, np.uint8))
@@ -172,12 +172,12 @@ def test_prediction_takes_tables_that_lack_columns(tmp_path: Path) -> None:
 
 def test_json_brings_the_encoder_back(tmp_path: Path) -> None:
     data = load(write(tmp_path), schema=schema(), cache=tmp_path / "c")
-    found = data.encoder.to_json()
-    again = Encoder.from_json(json.loads(json.dumps(found)))
-    assert again.to_json() == found
+    content = data.encoder.to_json()
+    again = Encoder.from_json(json.loads(json.dumps(content)))
+    assert again.to_json() == content
     assert torch.equal(again.encode(clicks()).examples.categorical, data.encoder.encode(clicks()).examples.categorical)
     with pytest.raises(InputError, match="format 99"):
-        Encoder.from_json({**found, "format": 99})
+        Encoder.from_json({**content, "format": 99})
 
 
 def test_an_encoded_table_equals_the_prepared_part(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ def prepared(cache: Path) -> list[str]:
 def test_every_row_is_in_one_part(tmp_path: Path) -> None:
     table = clicks().with_columns(age=pl.col("id").cast(pl.Float64))
     data = load(write(tmp_path, table), schema=schema(age={"type": "numeric", "scale": "none"}), cache=tmp_path / "c")
-    found = [
+    ages = [
         float(age)
         for part in (data.train, data.validation, data.test)
         for step in part.batches(50)
         for age in step.batch.numeric[:, 0]
     ]
-    assert sorted(found) == list(range(600))
+    assert sorted(ages) == list(range(600))
     train = [float(age) for step in data.train.batches(50) for age in step.batch.numeric[:, 0]]
     assert train != sorted(train)  # the training part is stored in random order
 

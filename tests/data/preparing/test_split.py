@@ -1,6 +1,7 @@
 """Which rows go where: no row lost or twice, none of a user in two parts, none from the future."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,7 +11,7 @@ from tests.data.clicks_table import clicks, schema, write
 from gdod import InputError
 from gdod.data import load
 from gdod.data.preparing.split import TEST, TRAIN, VALIDATION, Assigned, assign
-from gdod.data.tables.table import FrameTable
+from gdod.data.tables.raw_table import FrameTable
 from gdod.data.tables.table_schema import MISSING, Split
 
 
@@ -24,10 +25,10 @@ def parts(frame: pl.DataFrame, test: float = 0.2, validation: float = 0.1, **spl
 
 @pytest.mark.parametrize("rows", [10, 1000, 200_001])
 def test_random_shares_are_exact(rows: int) -> None:
-    found = parts(pl.DataFrame({"x": np.zeros(rows)}))
+    placed = parts(pl.DataFrame({"x": np.zeros(rows)}))
     tests = round(0.2 * rows)
     validations = round((rows - tests) * 0.1)
-    assert np.bincount(found, minlength=3).tolist() == [rows - tests - validations, validations, tests]
+    assert np.bincount(placed, minlength=3).tolist() == [rows - tests - validations, validations, tests]
 
 
 def test_random_depends_on_the_seed_alone() -> None:
@@ -42,39 +43,39 @@ def test_random_depends_on_the_seed_alone() -> None:
 
 def test_a_group_is_in_one_part() -> None:
     frame = clicks(3000)
-    found = parts(frame, by="group", column="user")
-    together = frame.with_columns(part=pl.Series(found)).group_by("user").agg(pl.col("part").n_unique())
+    placed = parts(frame, by="group", column="user")
+    together = frame.with_columns(part=pl.Series(placed)).group_by("user").agg(pl.col("part").n_unique())
     assert together["part"].max() == 1
-    shares = np.bincount(found, minlength=3) / 3000
+    shares = np.bincount(placed, minlength=3) / 3000
     assert shares == pytest.approx([0.72, 0.08, 0.2], abs=0.04)
-    assert (found != parts(frame, by="group", column="user", seed=5)).any()
+    assert (placed != parts(frame, by="group", column="user", seed=5)).any()
 
 
 def of_sizes(*sizes: int) -> pl.DataFrame:
-    """A table with one group of each size."""
+    """Return a table with one group of each size."""
     return pl.DataFrame({"user": np.repeat(np.arange(len(sizes)), sizes)})
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_group_larger_than_a_part_is_trained_on(seed: int) -> None:
     frame = of_sizes(2000, *[10] * 300)
-    found = assigned(frame, by="group", column="user", seed=seed)
-    assert np.bincount(found.parts).tolist() == [3600, 400, 1000]
-    assert (found.parts[:2000] == TRAIN).all()
-    assert not found.notes
-    assert (found.parts == parts(frame, by="group", column="user", seed=seed)).all()
+    result = assigned(frame, by="group", column="user", seed=seed)
+    assert np.bincount(result.parts).tolist() == [3600, 400, 1000]
+    assert (result.parts[:2000] == TRAIN).all()
+    assert not result.notes
+    assert (result.parts == parts(frame, by="group", column="user", seed=seed)).all()
     # Which of the small groups are test is left to chance.
-    assert (found.parts != parts(frame, by="group", column="user", seed=seed + 1)).mean() > 0.1
+    assert (result.parts != parts(frame, by="group", column="user", seed=seed + 1)).mean() > 0.1
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_share_that_groups_do_not_allow_is_told(seed: int) -> None:
-    found = assigned(of_sizes(2700, *[3] * 100), by="group", column="user", seed=seed)
-    train, validation, test = np.bincount(found.parts).tolist()
+    result = assigned(of_sizes(2700, *[3] * 100), by="group", column="user", seed=seed)
+    train, validation, test = np.bincount(result.parts).tolist()
     assert train < 2710
     assert test == pytest.approx(214, abs=4)
     assert validation == pytest.approx(86, abs=4)
-    (note,) = found.notes
+    (note,) = result.notes
     assert f"validation has {validation} rows instead of 240, test has {test} rows instead of 600; " in note
     assert "rows with the same 'user' stay together, and there are up to 2,700 of them" in note
 
@@ -94,9 +95,9 @@ def test_a_share_that_groups_do_not_allow_is_told(seed: int) -> None:
 def test_few_groups_go_where_they_miss_least(
     sizes: list[int], shares: tuple[float, float], expected: list[int], seed: int
 ) -> None:
-    found = parts(of_sizes(*sizes), *shares, by="group", column="user", seed=seed)
-    assert sorted(np.bincount(found, minlength=3)) == sorted(expected)
-    assert (np.bincount(found, minlength=3) > 0).tolist() == [count > 0 for count in expected]
+    placed = parts(of_sizes(*sizes), *shares, by="group", column="user", seed=seed)
+    assert sorted(np.bincount(placed, minlength=3)) == sorted(expected)
+    assert (np.bincount(placed, minlength=3) > 0).tolist() == [count > 0 for count in expected]
 
 
 def test_many_rows_of_one_time_are_told() -> None:
@@ -109,7 +110,7 @@ def test_many_rows_of_one_time_are_told() -> None:
 @pytest.mark.parametrize("kind", ["text", "date", "number", "written", "moment"])
 def test_later_rows_are_test_then_validation(kind: str) -> None:
     days = pl.Series("day", [f"2024-03-{1 + at % 30:02d}" for at in range(900)])
-    split = {"by": "time", "column": "day"}
+    split: dict[str, Any] = {"by": "time", "column": "day"}
     if kind == "date":
         days = days.str.to_date()
     elif kind == "number":
@@ -119,17 +120,17 @@ def test_later_rows_are_test_then_validation(kind: str) -> None:
         split["format"] = "%d/%m/%Y"
     elif kind == "moment":
         days = days + "T01:02:03.5Z"
-    found = parts(pl.DataFrame({"day": days}), **split)
+    placed = parts(pl.DataFrame({"day": days}), **split)
     number = np.array([at % 30 for at in range(900)])
-    assert number[found == TRAIN].max() < number[found == VALIDATION].min()
-    assert number[found == VALIDATION].max() < number[found == TEST].min()
-    assert np.bincount(found).tolist() == [660, 60, 180]
+    assert number[placed == TRAIN].max() < number[placed == VALIDATION].min()
+    assert number[placed == VALIDATION].max() < number[placed == TEST].min()
+    assert np.bincount(placed).tolist() == [660, 60, 180]
 
 
 def test_rows_without_a_time_are_trained_on_and_bad_times_refused() -> None:
     days = [f"2024-03-{1 + at % 30:02d}" for at in range(60)]
-    found = parts(pl.DataFrame({"day": [*days, None, "NA"]}), by="time", column="day")
-    assert found[-2:].tolist() == [TRAIN, TRAIN]
+    placed = parts(pl.DataFrame({"day": [*days, None, "NA"]}), by="time", column="day")
+    assert placed[-2:].tolist() == [TRAIN, TRAIN]
     with pytest.raises(InputError, match=r"row 61: column 'day' is 'soon'; expected a number or an ISO date"):
         parts(pl.DataFrame({"day": [*days, "soon"]}), by="time", column="day")
     with pytest.raises(InputError, match="missing in every row"):
@@ -151,8 +152,8 @@ def test_a_format_that_cannot_be_read_is_refused(format: str) -> None:
 @pytest.mark.parametrize("format", ["%d/%m/%Y %H:%M:00", "%d/%m/%Y %R:00", "%d/%m/%Y %T", "%d/%m/%Y %X"])
 def test_a_format_with_a_time_orders_the_rows_of_a_day(format: str) -> None:
     frame = pl.DataFrame({"ts": [f"01/02/2024 {at // 60:02d}:{at % 60:02d}:00" for at in range(1000)]})
-    found = parts(frame, by="time", column="ts", format=format)
-    assert found.tolist() == [TRAIN] * 720 + [VALIDATION] * 80 + [TEST] * 200
+    placed = parts(frame, by="time", column="ts", format=format)
+    assert placed.tolist() == [TRAIN] * 720 + [VALIDATION] * 80 + [TEST] * 200
 
 
 @pytest.mark.parametrize("first", ["20240101", "2023-02-01"])

@@ -118,7 +118,7 @@ def test_conflict_turns_clicks_against_purchases() -> None:
 
 
 def mean_cosines(conflict: float, cache: Path, steps: int) -> tuple[float, float]:
-    """Mean cosine between click's gradient and the others' in training, and AUC of click over the best."""
+    """Return the mean cosine between click's gradient and the others' in training, and AUC of click over the best."""
     data = gdod.data.load("ads", cache=cache, conflict=conflict, rows=120_000, users=3_000)
     model = build("shared-bottom", data.schema, data.tasks, seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -25,7 +25,7 @@ CONTENT = bytes(range(256)) * 2_000  # half a megabyte
 
 @dataclass
 class Server:
-    """What it serves, how it misbehaves, and what it was asked for."""
+    """A server: the content it serves, the ways it misbehaves, and the requests it got."""
 
     url: str = ""
     content: bytes = CONTENT
@@ -46,8 +46,8 @@ def server() -> Iterator[Server]:
             if state.statuses:
                 self.send_error(state.statuses.pop(0))
                 return
-            found = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")
-            start = int(found[1]) if found and state.ranges else 0
+            asked = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")
+            start = int(asked[1]) if asked and state.ranges else 0
             if start and start >= len(state.content):
                 self.send_error(416)
                 return
@@ -146,7 +146,8 @@ def test_a_busy_server_is_asked_again_and_a_missing_file_is_not(server: Server, 
 def test_a_wrong_checksum_is_refused(server: Server, tmp_path: Path, kind: str) -> None:
     right = hashlib.new(kind, CONTENT).hexdigest()
     server.content = CONTENT[:-1] + b"!"
-    expected = Download(server.url, "file.bin", **{kind: right})
+    checksums = {"sha256": None, "md5": None, kind: right}
+    expected = Download(server.url, "file.bin", checksums["sha256"], checksums["md5"])
     with pytest.raises(gdod.InputError, match=f"the {kind} of .* is .*, not {right}"):
         fetch(expected, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file.bin.wrong"]
@@ -178,7 +179,7 @@ def tarred(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
 
 
 def census(server: Server, train: bytes, expected: bytes) -> Download:
-    """An archive like that of Census-Income: a tar inside a zip."""
+    """Return the download of an archive like that of Census-Income: a tar inside a zip."""
     server.content = zipped(censusdottardotgz=tarred((tarfile.TarInfo("census-income.data"), train)))
     return Download(server.url, "census.zip", unpacked={"census-income.data": hashlib.sha256(expected).hexdigest()})
 

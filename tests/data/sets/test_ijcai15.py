@@ -57,8 +57,8 @@ def test_buying_can_be_known_of_favourites_only(tmp_path: Path) -> None:
     made = read(put(tmp_path, EVENTS), conditional=True)
     assert made["buy"].to_list() == [1, 0, None, 1, None]
     schema = Ijcai15().read(tmp_path, {"conditional": True}).schema
-    assert schema.columns["buy"].when == "favourite"
-    assert Ijcai15().read(tmp_path, {}).schema.columns["buy"].when is None
+    assert schema.labels["buy"].when == "favourite"
+    assert Ijcai15().read(tmp_path, {}).schema.labels["buy"].when is None
 
 
 def test_shoppers_brands_and_missing_values(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_parts_of_a_parquet_table_may_differ_in_types(name: str, tmp_path: Path)
     table = clicks().with_columns(id=pl.when(pl.col("id") < 250).then("id").otherwise(pl.lit(2**40)))
     described = schema(WITHOUT_TEST, id={"type": "categorical", "limit": 600})
     first, second = table[:250].with_columns(FIRST_PARTS[name]), table[250:]
-    whole = pl.concat([first.cast(dict(table.schema)), second])
+    whole = pl.concat([first.cast(table.schema), second])
     if name == "null then lists":
         second = second.with_columns(pl.col("seen").str.split(" "))
     expected = train(write(tmp_path, whole), tmp_path / "c", described)

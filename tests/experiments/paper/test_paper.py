@@ -83,7 +83,7 @@ def test_no_two_cases_share_a_folder(store: Store) -> None:
 
 def test_cases_of_all_experiments_are_trainings_that_can_be_made(store: Store) -> None:
     from gdod.experiments.paper.cases import config_of
-    from gdod.training.job import check
+    from gdod.training.preflight import check
 
     for experiment in EXPERIMENTS.values():
         for case in experiment.cases():

@@ -21,8 +21,7 @@ import gdod
 from gdod.errors import InputError
 from gdod.methods import GDOD, Method, WeightedGDOD
 from gdod.methods.pcgrad import PCGrad
-from gdod.methods.torchjd import as_method, torchjd_methods
-from gdod.methods.torchjd.to_torchjd import ExactProjector, GDODAggregator, GDODWeighting
+from gdod.methods.torchjd import ExactProjector, GDODAggregator, GDODWeighting, as_method, torchjd_methods
 
 NEEDS_CVXPY = any(find_spec(name) is None for name in ("cvxpy", "ecos"))
 without_cvxpy = pytest.mark.skipif(NEEDS_CVXPY, reason='needs pip install "torchjd[nash_mtl]"')
@@ -103,10 +102,10 @@ def test_our_projector_is_quadprogs(seed: int) -> None:
 def test_the_projection_is_the_nearest_in_the_cone(rows: Tensor) -> None:
     """s + e has no negative inner product with any gradient, and e = Σ zᵢ gᵢ is at right angles to it, z ≥ 0."""
     wanted = torch.ones(len(rows), dtype=torch.float64)
-    found = ExactProjector()(wanted, rows @ rows.T)  # type: ignore[arg-type]
-    added = found - wanted
+    projected = ExactProjector()(wanted, rows @ rows.T)  # type: ignore[arg-type]
+    added = projected - wanted
     assert float(added.min()) >= 0
-    update = found @ rows
+    update = projected @ rows
     lengths = rows.norm(dim=1)
     scale = float(lengths.sum())
     assert bool((rows @ update >= -1e-9 * lengths * scale).all())
@@ -142,11 +141,11 @@ def test_a_zero_gradient_takes_no_part(name: str) -> None:
 @pytest.mark.parametrize("name", ["upgrad", "dualproj", "aligned-mtl", "gradvac"])
 def test_without_conflict_or_difference_it_is_the_plain_sum(name: str) -> None:
     rows = randn(1, 9).repeat(3, 1) if name == "aligned-mtl" else randn(3, 9).abs()
-    found = update(make(name), rows)
-    cosine = float(found @ rows.sum(0) / found.norm() / rows.sum(0).norm())
+    combined = update(make(name), rows)
+    cosine = float(combined @ rows.sum(0) / combined.norm() / rows.sum(0).norm())
     assert cosine == pytest.approx(1, abs=1e-9)
     if name != "aligned-mtl":
-        assert_near(found, rows.sum(0), rows, 1e-7)
+        assert_near(combined, rows.sum(0), rows, 1e-7)
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
@@ -162,16 +161,16 @@ def test_the_scale_of_gradients_does_not_matter(name: str, scale: float) -> None
 def test_modo_uses_the_two_halves_of_a_batch() -> None:
     rows = randn(8, 9)  # two groups of four tasks
     weights = aggregation.MoDoWeighting()(rows[:4] @ rows[4:].T)
-    found = make("modo").weigh(gram_of(rows, groups=2)).rows @ rows
-    torch.testing.assert_close(found, weights @ (rows[:4] + rows[4:]) / 2)
-    assert_near(as_method(aggregation.MoDoWeighting()).weigh(gram_of(rows, groups=2)).rows @ rows, found, rows)
+    combined = make("modo").weigh(gram_of(rows, groups=2)).rows @ rows
+    torch.testing.assert_close(combined, weights @ (rows[:4] + rows[4:]) / 2)
+    assert_near(as_method(aggregation.MoDoWeighting()).weigh(gram_of(rows, groups=2)).rows @ rows, combined, rows)
 
 
 def test_sdmgrad_uses_three_thirds_of_a_batch() -> None:
     rows = randn(12, 9)
     weights = aggregation.SDMGradWeighting()(rows[:4] @ rows[4:8].T)
-    found = make("sdmgrad").weigh(gram_of(rows, groups=3)).rows @ rows
-    torch.testing.assert_close(found, weights @ rows[8:])
+    combined = make("sdmgrad").weigh(gram_of(rows, groups=3)).rows @ rows
+    torch.testing.assert_close(combined, weights @ rows[8:])
     assert make("sdmgrad").weigh(gram_of(rows[:4])).rows.shape == (4,)
 
 
@@ -354,8 +353,8 @@ class Shared(nn.Module):
         self.body = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 
     def forward(self, features: Tensor) -> Tensor:
-        found: Tensor = self.body(features)
-        return found
+        outputs: Tensor = self.body(features)
+        return outputs
 
 
 def problem(seed: int = 0) -> tuple[Shared, Tensor, Tensor]:
@@ -375,11 +374,11 @@ def test_with_torchjds_engine_the_gradient_is_that_of_backward(method: Callable[
     losses = (model(features) - targets) ** 2
     weights = GDODWeighting(2, method())(engine.compute_gramian(losses))
     losses.backward(weights.view_as(losses))
-    found = grads(model)
+    with_torchjd = grads(model)
     model.zero_grad()
     losses = (model(features) - targets) ** 2
     gdod.backward(losses, method(), shared=list(model.parameters()))
-    torch.testing.assert_close(found, grads(model), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(with_torchjd, grads(model), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -390,10 +389,10 @@ def test_with_jac_to_grad_it_is_the_same(optimize: bool) -> None:
     aggregator = GDODAggregator(2)
     weights = jac_to_grad(model.parameters(), aggregator, optimize_gramian_computation=optimize)
     assert weights.shape == (48,)
-    found = grads(model)
+    with_torchjd = grads(model)
     model.zero_grad()
     gdod.backward((model(features) - targets) ** 2, GDOD(), shared=list(model.parameters()))
-    torch.testing.assert_close(found, grads(model), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(with_torchjd, grads(model), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -426,7 +425,7 @@ def test_gdod_weighting_refuses() -> None:
 
 def test_every_recipe_has_its_name() -> None:
     from gdod.methods.torchjd import NAMES
-    from gdod.methods.torchjd.from_torchjd import RECIPES
+    from gdod.methods.torchjd.by_name import RECIPES
 
     assert tuple(RECIPES) == NAMES
 

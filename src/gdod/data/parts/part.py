@@ -1,6 +1,6 @@
-"""A part of a data set ("train", "validation" or "test") as batches: in order, or shuffled by a seed."""
+"""Cut a part of a data set ("train", "validation" or "test") into batches, in order or shuffled by a seed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -8,19 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdod._checks import check_positive
+from gdod._checks import check_positive, check_whole
 from gdod.errors import InputError
 from gdod.schema import Batch
 
 # Examples that are fetched at once and then cut into batches: much cheaper than fetching each batch.
 _BLOCK = 16_384
 
-
 Seen = Literal["whole", "gaps"]  # labels from 0 to 1: all are there, some may be missing
 
 
 class Minibatch(NamedTuple):
-    """What one training step takes."""
+    """The examples of one training step: B of them, for each task a label."""
 
     batch: Batch
     labels: dict[str, Tensor]  # [B] float32 each, nan where missing
@@ -29,7 +28,7 @@ class Minibatch(NamedTuple):
 
 
 class Part(Protocol):
-    """Some examples, in batches.
+    """A part of a data set, which can be gone through in batches.
 
     An epoch depends on ``seed`` and its number alone, so it can be repeated, or go on from a batch in
     its middle. With several ranks each gets its share of every batch, and together they see every example once.
@@ -38,31 +37,29 @@ class Part(Protocol):
 
     def __len__(self) -> int:
         """The number of examples."""
-        ...
 
     def steps(self, size: int, *, ranks: int = 1) -> int:
-        """Batches in an epoch; the last may be smaller."""
-        ...
+        """Return the number of batches in an epoch, whatever the number of ranks; the last may be smaller."""
+        check_positive("size", size)
+        return -(-len(self) // size)
 
     def batches(
-        self,
-        size: int,
-        *,
-        seed: int | None = None,
-        epoch: int = 0,
-        start: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, size: int, *, seed: int | None = None, epoch: int = 0, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Minibatch]:
-        """The batches of an epoch from number ``start`` on; without a seed in stored order.
+        """Yield the batches of an epoch.
 
-        ``size`` counts the examples of all ranks together.
+        Args:
+            size: examples in a batch, of all ranks together.
+            seed: the seed of the order; None: the stored order.
+            epoch: the number of the epoch, from 0 on, which changes the order.
+            start: the number of the first batch to yield.
+            rank: the rank whose share of each batch is yielded.
+            ranks: the number of ranks.
         """
-        ...
 
 
 class Examples(NamedTuple):
-    """Rows side by side as tensors, before they are cut into batches."""
+    """Examples as tensors, before they are cut into batches."""
 
     categorical: Tensor  # [n, F] int32
     numeric: Tensor  # [n, G] float32
@@ -75,48 +72,37 @@ class Examples(NamedTuple):
         return len(self.categorical)
 
     def take(self, rows: Tensor) -> "Examples":
-        return Examples(
-            self.categorical.index_select(0, rows),
-            self.numeric.index_select(0, rows),
-            tuple(ids.index_select(0, rows) for ids in self.sequences),
-            self.labels.index_select(1, rows),
-            None if self.weights is None else self.weights.index_select(0, rows),
-        )
+        """Return a copy of the examples at these positions [m]."""
+        return self._each(lambda values, dim: values.index_select(dim, rows))
 
     def slice(self, first: int, last: int) -> "Examples":
+        """Return a view of the examples from ``first`` to before ``last``."""
+        return self._each(lambda values, dim: values.narrow(dim, first, last - first))
+
+    def _each(self, change: Callable[[Tensor, int], Tensor]) -> "Examples":
+        """Return the examples with every tensor changed along its dimension of examples."""
         return Examples(
-            self.categorical[first:last],
-            self.numeric[first:last],
-            tuple(ids[first:last] for ids in self.sequences),
-            self.labels[:, first:last],
-            None if self.weights is None else self.weights[first:last],
+            change(self.categorical, 0),
+            change(self.numeric, 0),
+            tuple(change(ids, 0) for ids in self.sequences),
+            change(self.labels, 1),
+            None if self.weights is None else change(self.weights, 0),
         )
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """A part that lies in memory."""
+class MemoryPart(Part):
+    """A part of a data set that lies in memory."""
 
     examples: Examples
     tasks: tuple[str, ...]  # names, in the order of the rows of `examples.labels`
-    notes: tuple[str, ...] = ()  # what a person should know about how it was made
+    notes: tuple[str, ...] = ()  # sentences for a person about how it was made
 
     def __len__(self) -> int:
         return self.examples.size
 
-    def steps(self, size: int, *, ranks: int = 1) -> int:
-        check_positive("size", size)
-        return -(-len(self) // size)
-
     def batches(
-        self,
-        size: int,
-        *,
-        seed: int | None = None,
-        epoch: int = 0,
-        start: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, size: int, *, seed: int | None = None, epoch: int = 0, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Minibatch]:
         check_position(size, start, rank, ranks)
         order = None if seed is None else torch.randperm(len(self), generator=generator(seed, epoch))
@@ -133,7 +119,7 @@ class MemoryPart:
 def cut(
     block: Examples, tasks: tuple[str, ...], size: int | list[int], rank: int = 0, ranks: int = 1
 ) -> Iterator[Minibatch]:
-    """Batches of ``size`` examples, the last may be smaller, or of these sizes; of each the slice of this rank."""
+    """Yield this rank's share of batches of ``size`` examples, the last may be smaller, or of these sizes."""
     if not size or (not block.size and isinstance(size, int)):
         return
     ids = block.categorical.long().split(size)
@@ -153,7 +139,7 @@ def cut(
 
 
 def look_at(labels: Tensor) -> Seen | None:
-    """What can be said of all labels [K, n] together."""
+    """Return "whole" or "gaps" if all labels [K, n] that are there lie from 0 to 1, else None."""
     if not labels.numel():
         return "whole"
     low, high = torch.aminmax(labels)  # nan if any label is
@@ -166,26 +152,26 @@ def look_at(labels: Tensor) -> Seen | None:
 
 
 def _share(size: int, rank: int, ranks: int) -> slice:
-    """Where `torch.tensor_split` cuts: the first ``size % ranks`` ranks get one more."""
+    """Return the rank's slice of a batch, as `torch.tensor_split` cuts: the first ``size % ranks`` get one more."""
     each, more = divmod(size, ranks)
     first = rank * each + min(rank, more)
     return slice(first, first + each + (rank < more))
 
 
 def generator(seed: int, epoch: int, *path: int) -> torch.Generator:
-    """Random numbers that depend on a seed, an epoch, and the way from there to where they are used."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed={seed!r}; expected a whole number of at least 0, or None for the stored order")
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-        raise InputError(f"epoch={epoch!r}; expected the number of an epoch, from 0 on")
+    """Return a generator that depends on a seed, an epoch, and numbers for the place where it is used."""
+    check_whole("seed", seed, 0, "a whole number of at least 0, or None for the stored order")
+    check_whole("epoch", epoch, 0, "the number of an epoch, from 0 on")
     state = np.random.SeedSequence([seed, epoch, *path]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 def check_position(size: int, start: int, rank: int, ranks: int) -> None:
+    """Raise unless these are a batch size, the number of a batch, and a rank out of ``ranks``."""
     check_positive("size", size)
     check_positive("ranks", ranks)
-    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-        raise InputError(f"start={start!r}; expected the number of a batch, from 0 on")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
-        raise InputError(f"rank={rank!r}; expected 0 to {ranks - 1}, for ranks={ranks}")
+    check_whole("start", start, 0, "the number of a batch, from 0 on")
+    expected = f"0 to {ranks - 1}, for ranks={ranks}"
+    check_whole("rank", rank, 0, expected)
+    if rank >= ranks:
+        raise InputError(f"rank={rank!r}; expected {expected}")

@@ -1,4 +1,4 @@
-"""How the examples of ranks that each have their own make up batches of a given size."""
+"""Share out the batches of an epoch between ranks that each have examples of their own."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 
 
-def dealt(rows: Sequence[int], rank: int, counts: Counts) -> Counts:
-    """How many of the first examples of an epoch, for each of these ``counts``, are this rank's.
+def given_by_rank(rows: Sequence[int], rank: int, counts: Counts) -> Counts:
+    """Return how many of the first ``counts`` [n] examples of an epoch are this rank's. [n]
 
     Ranks give one example in turn; one that has given all its ``rows`` is passed over. So what a rank has given
     never falls as the count grows, ranks are as even as can be, and in the end each has given everything.

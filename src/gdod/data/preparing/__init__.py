@@ -1,1 +1,1 @@
-"""From raw tables to prepared data: split, fit an encoder on the training rows, encode, shuffle, store."""
+"""Prepare raw tables: split, fit an encoder on the training rows, encode, shuffle, store."""

@@ -1,4 +1,4 @@
-"""Where prepared data lies, under the hash of what it was made from; written whole or not at all."""
+"""Keep prepared data under the hash of its inputs, written whole or not at all."""
 
 import hashlib
 import json
@@ -7,11 +7,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
 
+from gdod._files import digest, write_text
 from gdod.errors import InputError
 
 # Part of every fingerprint: raise it when the stored form or the way to it changes.
@@ -22,18 +24,18 @@ _STALE_SECONDS = 24 * 3600
 
 
 def cache_folder(cache: str | Path | None) -> Path:
-    """The given folder, or $GDOD_CACHE, or ~/.cache/gdod."""
+    """Return the given folder, or $GDOD_CACHE, or ~/.cache/gdod."""
     return Path(cache or os.environ.get("GDOD_CACHE") or "~/.cache/gdod").expanduser()
 
 
 def fingerprint(values: Mapping[str, Any]) -> str:
-    """A hash of plain values and of the version of the prepared form."""
+    """Return a hash of plain values and of the version of the prepared form."""
     text = json.dumps({"version": VERSION, **values}, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_files(files: Iterable[Path], cache: Path) -> list[str]:
-    """The hash of each file's content."""
+    """Return the hash of each file's content; those of large files are kept in the cache."""
     return [_hash(path, cache) for path in files]
 
 
@@ -41,41 +43,24 @@ def _hash(path: Path, cache: Path) -> str:
     try:
         about = path.stat()
         if about.st_size < _LARGE:
-            return _sha256(path)
+            return digest(path)
         # The time of modification can be set back, as `touch -r` and `rsync --times` do; st_ctime cannot.
         state = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
         memo = cache / "hashes" / hashlib.sha256(f"{path.resolve()} {state}".encode()).hexdigest()
         if memo.is_file():
             return memo.read_text()
-        found = _sha256(path)
+        content = digest(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     # A file that changed just now may change again within the resolution of its time of change.
     if time.time() - max(about.st_mtime, about.st_ctime) > 2:
         memo.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(memo, found)
-    return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        write_text(memo, content)
+    return content
 
 
 def build_folder(target: Path, build: Callable[[Path], None]) -> None:
-    """Fills a folder beside ``target``, then puts it in its place.
+    """Let ``build`` fill a folder beside ``target``, then put it in its place.
 
     If ``build`` fails, everything is as it was before. If another process was quicker, its folder stays:
     the content has the same hash.
@@ -103,17 +88,15 @@ def build_folder(target: Path, build: Callable[[Path], None]) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What processes left behind that were killed."""
+    """Remove the folders that killed processes left behind."""
     for path in folder.glob(".making-*"):
-        try:
+        with suppress(OSError):  # another process was quicker
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # another process was quicker
-            continue
 
 
 class _About(BaseModel):
-    """What about.json has to say for prepared data to be opened."""
+    """The keys that about.json must have for prepared data to be opened."""
 
     name: str
     fingerprint: str
@@ -124,7 +107,7 @@ class _About(BaseModel):
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether about.json can be understood, and all files are there in the size they were written in."""
+    """Return whether about.json can be understood, and all files are there in the size they were written in."""
     try:
         about = _About.model_validate_json((folder / "about.json").read_bytes())
         return all((folder / name).stat().st_size == size for name, size in about.files.items())

@@ -1,4 +1,4 @@
-"""Fits an encoder to the training rows of a table: vocabularies, scalings, classes, mean weight."""
+"""Fit an encoder to the training rows of a table: vocabularies, scalings, classes, mean weight."""
 
 import numpy as np
 import polars as pl
@@ -6,16 +6,16 @@ import polars as pl
 from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.scaling import Moments
 from gdod.data.preparing.split import TRAIN, Parts
-from gdod.data.preparing.vocabulary import ValueCount
+from gdod.data.preparing.vocabulary import VocabularyCounts
 from gdod.data.tables.columns import label_values, list_texts, weight_values
-from gdod.data.tables.table import Table
+from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import CategoricalColumn, LabelColumn, NumericColumn, SequenceColumn, TableSchema
 from gdod.data.tables.values import Origin, finite_numbers, text
 from gdod.errors import InputError
 
 
-def fit(table: Table, schema: TableSchema, parts: Parts) -> Encoder:
-    """One pass over the table, in memory that grows with vocabularies only."""
+def fit(table: RawTable, schema: TableSchema, parts: Parts) -> Encoder:
+    """Return the encoder of the training rows among ``parts`` [n]; memory grows with the vocabularies only."""
     fitting = _Fitting(schema)
     first = 0
     for chunk in table.chunks(schema.needed):
@@ -27,18 +27,20 @@ def fit(table: Table, schema: TableSchema, parts: Parts) -> Encoder:
 
 
 class _Fitting:
+    """The state of the fit after some chunks of training rows."""
+
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
         named = {**schema.of(CategoricalColumn), **schema.of(SequenceColumn)}
-        self.counts = {name: ValueCount(name, column.limit) for name, column in named.items()}
+        self.counts = {name: VocabularyCounts(name, column.limit) for name, column in named.items()}
         self.moments = {name: Moments(column.scale) for name, column in schema.of(NumericColumn).items()}
         self.longest = dict.fromkeys(schema.of(SequenceColumn), 1)
         self.values = {
-            name: ValueCount(name, 1_000)
+            name: VocabularyCounts(name, 1_000)
             for name, label in schema.labels.items()
             if label.kind == "multiclass" and label.classes is None
         }
-        self.labels = {name: _Seen() for name in schema.labels}
+        self.labels = {name: _LabelRange() for name in schema.labels}
         self.weights, self.rows = 0.0, 0
 
     def add(self, frame: pl.DataFrame, origin: Origin) -> None:
@@ -88,16 +90,16 @@ class _Fitting:
 
     def _classes(self, name: str) -> tuple[str, ...]:
         listed = self.schema.labels[name].classes
-        found = self.values[name].vocabulary(rare=1).values.to_list() if listed is None else listed
-        if odd := [one for one in found if "\0" in one]:  # predictions get columns with names of classes
+        classes = self.values[name].vocabulary(rare=1).values.to_list() if listed is None else listed
+        if odd := [one for one in classes if "\0" in one]:  # predictions get columns with names of classes
             raise InputError(f"the label {name!r} has the class {odd[0]!r}, with a zero byte; use other names")
         if listed is not None:
             return listed
         # Numbers in their own order, 2 before 10; other text by name.
         try:
-            return tuple(sorted(found, key=float))
+            return tuple(sorted(classes, key=float))
         except ValueError:
-            return tuple(sorted(found))
+            return tuple(sorted(classes))
 
     def _weight(self) -> float:
         if self.schema.weight is None:
@@ -107,8 +109,8 @@ class _Fitting:
         return self.weights / self.rows
 
 
-class _Seen:
-    """How many labels were seen, and some of them: two that differ, if any do."""
+class _LabelRange:
+    """The number of labels of a task, and some of them: two that differ, if any do."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +123,7 @@ class _Seen:
             self.some |= {values.min(), values.max()}
 
     def check(self, name: str, label: LabelColumn) -> None:
-        """A task without labels, or with one class only, has nothing to learn."""
+        """Raise for a task without labels, or with one class only: it has nothing to learn."""
         where = f"where {label.when!r} is 1 " if label.when else ""
         hint = f"{'check `when`, ' if label.when else ''}use `type: ignore`, or split in another way"
         if not self.count:

@@ -1,4 +1,4 @@
-"""From raw tables to the prepared folder: split, fit on the training rows, encode, shuffle, write."""
+"""Prepare raw tables: split, fit on the training rows, encode, shuffle, and write the prepared folder."""
 
 import json
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from gdod.data.preparing.fit import fit
 from gdod.data.preparing.shuffle import Shuffler
 from gdod.data.preparing.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
 from gdod.data.preparing.stored import PartWriter
-from gdod.data.tables.table import Table
+from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import SequenceColumn, TableSchema
 from gdod.errors import InputError
 
 
 @dataclass(frozen=True)
 class RawParts:
-    """What is to be prepared. Without a table of its own, a part is cut off the first one."""
+    """The tables to prepare. A part without a table of its own is cut off ``train``."""
 
-    train: Table
-    validation: Table | None
-    test: Table | None
+    train: RawTable
+    validation: RawTable | None
+    test: RawTable | None
     schema: TableSchema
     notes: tuple[str, ...] = ()
 
@@ -37,7 +37,7 @@ def part_file(part: str) -> str:
 
 
 def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> None:
-    """Writes the three parts, encoder.json and, last, about.json."""
+    """Write the three parts, encoder.json and, last, about.json into the folder."""
     if not raw.schema.labels:
         raise InputError("the schema has no label; give at least one column `type: label`")
     parts, notes = _assign(raw, name)
@@ -62,6 +62,7 @@ def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> No
 
 
 def _assign(raw: RawParts, source: str) -> Assigned:
+    """Return the part of each row of ``raw.train``; raise if a part has no rows that should have some."""
     split = raw.schema.split
     wanted = {
         "test": 0.0 if raw.test is not None or isinstance(split.test, str) else split.test,
@@ -69,37 +70,34 @@ def _assign(raw: RawParts, source: str) -> Assigned:
     }
     if not raw.train.rows:
         raise InputError(f"{source}: the table has no rows; {_ROWS}")
-    found = assign(raw.train, split, raw.schema.file.missing, **wanted)
-    sizes = np.bincount(found.parts, minlength=3)
+    assigned = assign(raw.train, split, raw.schema.file.missing, **wanted)
+    sizes = np.bincount(assigned.parts, minlength=3)
     for part, name in enumerate(PARTS):
         if not sizes[part] and (part == TRAIN or wanted[name] > 0):
+            few = f", and {split.column!r} has too few different values" if split.column else ""
             raise InputError(
                 f"the split by {split.by} leaves no row for {name}: the table has {raw.train.rows:,} rows"
-                f"{_column(split.column)}; change the shares or the kind of split in the schema"
+                f"{few}; change the shares or the kind of split in the schema"
             )
     for name, table in (("validation", raw.validation), ("test", raw.test)):
         if table is not None and not table.rows:
             file = getattr(split, name)
             where = file if isinstance(file, str) else source
             raise InputError(f"{where}: the {name} table has no rows; {_ROWS}")
-    return found
+    return assigned
 
 
 _ROWS = "expected at least one besides the names of the columns; is the file cut off?"
 
 
-def _column(name: str | None) -> str:
-    return f", and {name!r} has too few different values" if name else ""
-
-
 class _Writers:
-    """One writer for each part; training rows are shuffled on the way."""
+    """The writers of the three parts; training rows are shuffled on the way."""
 
     def __init__(self, folder: Path, training_rows: int, encoder: Encoder) -> None:
         self._scratch = folder / "shuffle"
         self._scratch.mkdir()
         self._parts = [PartWriter(folder / part_file(part)) for part in PARTS]
-        self._shuffler = Shuffler(self._scratch, training_rows, row_bytes(encoder), encoder.table.split.seed)
+        self._shuffler = Shuffler(self._scratch, training_rows, row_bytes(encoder), encoder.table_schema.split.seed)
 
     def write(self, part: int, frame: pl.DataFrame) -> None:
         (self._shuffler if part == TRAIN else self._parts[part]).write(frame)
@@ -116,32 +114,32 @@ class _Writers:
 
 
 def row_bytes(encoder: Encoder) -> int:
-    """What an example takes in memory."""
-    single = len(encoder.table.features) + len(encoder.table.labels) + 1
+    """Return the bytes that an example takes in memory."""
+    single = len(encoder.table_schema.features) + len(encoder.table_schema.labels) + 1
     return 4 * (single + sum(encoder.longest.values()))
 
 
-def _encode(table: Table, parts: Parts, encoder: Encoder, writers: _Writers, about: list["_About"]) -> None:
+def _encode(table: RawTable, parts: Parts, encoder: Encoder, writers: _Writers, about: list["_About"]) -> None:
     first = 0
-    for chunk in table.chunks(encoder.table.needed):
+    for chunk in table.chunks(encoder.table_schema.needed):
         here = parts[first : first + len(chunk.frame)]
         first += len(chunk.frame)
         for part in range(len(PARTS)):
             rows = np.flatnonzero(here == part)
             # An empty part gets its columns all the same, so that it can be opened.
-            encoded = encoder.encoded(chunk.frame[rows], chunk.origin.of(rows))
+            encoded = encoder.encode_frame(chunk.frame[rows], chunk.origin.of(rows))
             about[part].add(encoded, encoder)
             writers.write(part, encoded.frame)
 
 
 @dataclass
 class _About:
-    """Counts of a part, for about.json."""
+    """The counts of a part that about.json tells, by column."""
 
     rows: int = 0
     missing: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)  # of sequences, known or not
+    values: dict[str, int] = field(default_factory=dict)  # the number of values in sequences, known or not
     labelled: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
@@ -150,10 +148,10 @@ class _About:
         for total, counts in ((self.missing, encoded.missing), (self.unknown, encoded.unknown)):
             for name, count in counts.items():
                 total[name] = total.get(name, 0) + count
-        for name in encoder.table.of(SequenceColumn):
+        for name in encoder.table_schema.of(SequenceColumn):
             known = int(np.count_nonzero(encoded.frame[name].to_numpy()))
             self.values[name] = self.values.get(name, 0) + known + encoded.unknown[name]
-        for name in encoder.table.labels:
+        for name in encoder.table_schema.labels:
             labels = encoded.frame[name].drop_nulls()
             self.labelled[name] = self.labelled.get(name, 0) + len(labels)
             self.sums[name] = self.sums.get(name, 0.0) + float(labels.sum())
@@ -165,19 +163,19 @@ class _About:
 
 
 def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
-    """Missing and unknown values, and parts that cannot be judged."""
+    """Return notes on missing and unknown values, and on parts that no AUC can be worked out for."""
     notes = []
     for at, part in enumerate(PARTS):
         # A label with a condition is missing by design.
-        conditional = {name for name, label in encoder.table.labels.items() if label.when}
+        conditional = {name for name, label in encoder.table_schema.labels.items() if label.when}
         gaps = {name: count for name, count in about[at].missing.items() if name not in conditional}
         if missing := _shares(gaps, about[at].rows, {}):
             notes.append(f"{part}: missing values in {missing}")
         if unknown := _shares(about[at].unknown, about[at].rows, about[at].values):
-            rarely = any(getattr(column, "rare", 1) > 1 for column in encoder.table.columns.values())
+            rarely = any(getattr(column, "rare", 1) > 1 for column in encoder.table_schema.columns.values())
             unseen = f"values that training has not seen{', or too rarely,' if rarely else ''}"
             notes.append(f"{part}: {'rare values' if at == TRAIN else unseen} in {unknown}")
-    for name, label in encoder.table.labels.items():
+    for name, label in encoder.table_schema.labels.items():
         for at in (VALIDATION, TEST):
             labelled = about[at].labelled.get(name, 0)
             if about[at].rows and not labelled:
@@ -188,10 +186,10 @@ def _notes(encoder: Encoder, about: list[_About]) -> list[str]:
 
 
 def _shares(counts: Mapping[str, int], rows: int, values: Mapping[str, int]) -> str:
-    """Counts and their shares: of ``values`` for columns with several in a row, otherwise of the rows."""
-    found = sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name))
+    """Return counts and their shares in words: shares of ``values`` for sequence columns, otherwise of the rows."""
+    names = sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name))
     shares = [
         f"{name} {counts[name]:,} ({counts[name] / values.get(name, rows):.1%}{' of its values' * (name in values)})"
-        for name in found[:8]
+        for name in names[:8]
     ]
-    return ", ".join(shares) + (f" and {len(found) - 8} more columns" if len(found) > 8 else "")
+    return ", ".join(shares) + (f" and {len(names) - 8} more columns" if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""How numbers are brought near the scale 1."""
+"""Scale numeric columns to mean 0 and standard deviation 1."""
 
 import math
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _LARGEST = 1e140
 
 @dataclass(frozen=True)
 class Scaling:
-    """(x - mean) / sd, of x itself or of its logarithm; a missing number becomes the mean, 0."""
+    """The map (x - mean) / sd, of x itself or of its logarithm; a missing number becomes the mean, 0."""
 
     scale: Scale = "standard"
     mean: float = 0.0
     sd: float = 1.0
 
     def apply(self, numbers: pl.Series) -> NDArray[np.float32]:
-        """[n] float64 with nulls -> [n] float32 without."""
+        """Return the scaled numbers: [n] float64 with nulls -> [n] float32 without."""
         values = _curve(self.scale, numbers.to_numpy())
         with np.errstate(over="ignore"):  # infinite here, and cut back below
             values = (values - self.mean) / self.sd if self.sd else values * 0
@@ -33,7 +33,7 @@ class Scaling:
 
 
 class Moments:
-    """Mean and spread of a column, chunk by chunk (Chan, Golub and LeVeque 1979)."""
+    """Works out the mean and spread of a column, chunk by chunk (Chan, Golub and LeVeque 1979)."""
 
     def __init__(self, scale: Scale) -> None:
         self.scale = scale
@@ -53,6 +53,7 @@ class Moments:
         self.count = count
 
     def scaling(self) -> Scaling:
+        """Return the scaling with the mean and standard deviation of all numbers so far."""
         if self.scale == "none" or not self.count:
             return Scaling(self.scale)
         sd = math.sqrt(self.squares / self.count)

@@ -1,4 +1,4 @@
-"""Puts the rows of a part in random order, in bounded memory.
+"""Put the rows of a part in random order, in bounded memory.
 
 Each row goes to a random bucket on disk; then the buckets, one after the other, are shuffled in memory.
 Every order of the rows is equally likely, as with a shuffle in memory. A file that is sorted by user or
@@ -21,6 +21,8 @@ _MOST_BUCKETS = 256
 
 
 class Shuffler:
+    """Takes rows in any order, keeps them in buckets in a folder, and hands them on in random order."""
+
     def __init__(self, folder: Path, rows: int, row_bytes: int, seed: int) -> None:
         self.draw = np.random.default_rng([seed, 0x5BFF])
         self.buckets = min(_MOST_BUCKETS, max(1, -(-rows * row_bytes // _BUCKET_BYTES)))
@@ -40,7 +42,7 @@ class Shuffler:
             self._writers[at].write(sorted_frame[int(first) : int(last)])
 
     def finish(self, out: PartWriter) -> None:
-        """Hands all rows over, in random order."""
+        """Write all rows to ``out``, in random order."""
         for writer in self._writers:
             if self.buckets == 1:
                 frame = pl.concat(self._waiting)

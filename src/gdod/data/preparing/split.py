@@ -1,4 +1,4 @@
-"""Which row belongs to which part: at random, by time or by group."""
+"""Split a table into training, validation and test rows: at random, by time or by group."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gdod.data.preparing.vocabulary import Vocabulary
-from gdod.data.tables.table import Table
+from gdod.data.preparing.vocabulary import ValueCounts, Vocabulary
+from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import Split
 from gdod.data.tables.values import Origin, numbers, refuse, text
 from gdod.errors import InputError
@@ -21,18 +21,14 @@ _BLOCK = 65_536
 
 
 class Assigned(NamedTuple):
-    parts: Parts
-    """[n], the part of each row. One byte a row, so that tables larger than memory can be split."""
+    """The part of each row, and sentences for a person about the split."""
+
+    parts: Parts  # [n], one byte a row, so that tables larger than memory can be split
     notes: tuple[str, ...] = ()
 
 
-def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Assigned:
-    """Which row belongs to which part.
-
-    Args:
-        test: share of all rows.
-        validation: share of the rows that test leaves.
-    """
+def assign(table: RawTable, split: Split, missing: tuple[str, ...], *, test: float, validation: float) -> Assigned:
+    """Return the part of each row. ``test`` is the share of all rows, ``validation`` that of the rows test leaves."""
     if not test and not validation:
         return Assigned(np.zeros(table.rows, np.uint8))
     if split.by == "time":
@@ -43,7 +39,7 @@ def assign(table: Table, split: Split, missing: tuple[str, ...], *, test: float,
 
 
 def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
-    """Exactly the wanted numbers of rows, each choice of rows equally likely.
+    """Return parts with exactly the wanted numbers of rows, each choice of rows equally likely. [rows]
 
     Goes block by block, drawing first how many test and validation rows fall into the block: a
     permutation of all rows would take eight bytes a row.
@@ -60,50 +56,47 @@ def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
 
 
 def _sizes(rows: int, test: float, validation: float) -> NDArray[np.int64]:
+    """Return the wanted numbers of training, validation and test rows. [3]"""
     tests = round(rows * test)
     validations = round((rows - tests) * validation)
     return np.array([rows - tests - validations, validations, tests])
 
 
-def _by_time(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
-    """The latest rows. Rows of the same time stay together; rows without a time are trained on."""
+def _by_time(table: RawTable, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
+    """Take the latest rows for test. Rows of the same time stay together; rows without a time are trained on."""
     column = str(split.column)
-    seen: _Seen = {}
+    seen: _FirstTimes = {}
 
     def times(values: pl.Series, origin: Origin) -> pl.Series:
         return _times(values, split.format, missing, origin, seen)
 
-    counted = _count(table, column, times)
+    counted = _count(table, column, times, pl.Float64)
     counts = counted.drop_nulls().sort("value", descending=True)
     if counts.is_empty():
         raise InputError(f"split by time: column {column!r} is missing in every row")
     sizes = counts["count"].to_numpy().astype(np.int64)
     parts = _fill(sizes, test, validation)  # by time
     # From which time on a row is test, or validation; +inf if there is none.
-    bounds = [_first(counts["value"].to_numpy(), parts, part) for part in (TEST, VALIDATION)]
+    bounds = [float(counts["value"].to_numpy()[parts == part].min(initial=np.inf)) for part in (TEST, VALIDATION)]
 
     def place(values: pl.Series, origin: Origin) -> Parts:
-        found = times(values, origin).fill_null(-np.inf).to_numpy()
-        later = np.where(found >= bounds[1], VALIDATION, TRAIN)
-        return np.where(found >= bounds[0], TEST, later).astype(np.uint8)
+        moments = times(values, origin).fill_null(-np.inf).to_numpy()
+        later = np.where(moments >= bounds[1], VALIDATION, TRAIN)
+        return np.where(moments >= bounds[0], TEST, later).astype(np.uint8)
 
     notes = _without(counted, split, table.rows, "are all in the training part")
     return Assigned(_place(table, column, place), notes + _missed(parts, sizes, split, test, validation))
 
 
-def _first(times: NDArray[np.float64], parts: Parts, part: int) -> float:
-    return float(times[parts == part].min(initial=np.inf))
-
-
-def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
-    """All rows of a group in one part. Rows without a group are one group."""
+def _by_group(table: RawTable, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
+    """Put all rows of a group into one part. Rows without a group are one group."""
     column = str(split.column)
 
     def groups(values: pl.Series, origin: Origin) -> pl.Series:
         return text(values, missing)
 
-    counted = _count(table, column, groups)
-    counts = _merged([counted.with_columns(pl.col("value").fill_null(""))]).sort("value")
+    counted = _count(table, column, groups, pl.String)
+    counts = counted.group_by(pl.col("value").fill_null("")).agg(pl.col("count").sum()).sort("value")
     shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
     sizes = counts["count"].to_numpy().astype(np.int64)
     parts = np.empty(len(counts), np.uint8)
@@ -118,7 +111,7 @@ def _by_group(table: Table, split: Split, missing: tuple[str, ...], test: float,
 
 
 def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tuple[str, ...]:
-    """A note on rows that do not say where they belong."""
+    """Return a note on rows without a time or group, if there are any."""
     missing = int(counted.filter(pl.col("value").is_null())["count"].sum())
     if not missing:
         return ()
@@ -126,13 +119,13 @@ def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tup
 
 
 def _missed(parts: Parts, counts: NDArray[np.int64], split: Split, test: float, validation: float) -> tuple[str, ...]:
-    """A note on parts that are more than a quarter larger or smaller than wanted."""
+    """Return a note on parts that are more than a quarter larger or smaller than wanted, if there are any."""
     wanted = _sizes(int(counts.sum()), test, validation)
-    found = [int(counts[parts == part].sum()) for part in range(len(PARTS))]
+    sizes = [int(counts[parts == part].sum()) for part in range(len(PARTS))]
     off = [
-        f"{name} has {found[part]:,} rows instead of {wanted[part]:,}"
+        f"{name} has {sizes[part]:,} rows instead of {wanted[part]:,}"
         for part, name in enumerate(PARTS)
-        if abs(found[part] - wanted[part]) > wanted[part] / 4
+        if abs(sizes[part] - wanted[part]) > wanted[part] / 4
     ]
     if not off:
         return ()
@@ -141,7 +134,7 @@ def _missed(parts: Parts, counts: NDArray[np.int64], split: Split, test: float, 
 
 
 def _fill(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
-    """Parts of bunches of rows in order: test until it is full, then validation, the rest train.
+    """Return the parts of bunches of rows in order: test until it is full, then validation, the rest train.
 
     A bunch goes where its middle lies, so that a part is as near to its share as bunches allow; a share
     above zero gets at least one bunch.
@@ -160,7 +153,7 @@ def _fill(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
 
 
 def _fit(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
-    """Parts of bunches of rows that need no order: test if it has room for the bunch, else validation, else train.
+    """Return the parts of bunches in any order: test if it has room for the bunch, else validation, else train.
 
     So a bunch that is too large for the room that is left is trained on, and smaller ones fill the room. If all
     that are small enough are fewer rows than wanted, test and validation share them. A share above zero gets at
@@ -187,7 +180,7 @@ def _fit(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
 
 
 def _move(parts: Parts, counts: NDArray[np.int64], part: int, below: float) -> None:
-    """Moves the smallest bunch of train to a part, if it has fewer rows than ``below`` and is not the only one."""
+    """Move the smallest bunch of train to a part, if it has fewer rows than ``below`` and is not the only one."""
     train = np.flatnonzero(parts == TRAIN)
     if len(train) > 1:
         smallest = train[counts[train].argmin()]
@@ -195,22 +188,18 @@ def _move(parts: Parts, counts: NDArray[np.int64], part: int, below: float) -> N
             parts[smallest] = part
 
 
-def _count(table: Table, column: str, read: Callable[[pl.Series, Origin], pl.Series]) -> pl.DataFrame:
-    """How often each value occurs."""
-    counted: list[pl.DataFrame] = []
+def _count(
+    table: RawTable, column: str, read: Callable[[pl.Series, Origin], pl.Series], kind: type[pl.DataType]
+) -> pl.DataFrame:
+    """Return how often each value of a column occurs, as ``read`` makes them."""
+    counts = ValueCounts(kind)
     for chunk in table.chunks([column]):
-        values = read(chunk.frame[column], chunk.origin).rename("value")
-        counted.append(values.value_counts(name="count").with_columns(pl.col("count").cast(pl.UInt64)))
-        if len(counted) > 16:
-            counted = [_merged(counted)]
-    return _merged(counted)
+        counts.add(read(chunk.frame[column], chunk.origin))
+    return counts.merged()
 
 
-def _merged(counts: list[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(counts).group_by("value").agg(pl.col("count").sum())
-
-
-def _place(table: Table, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
+def _place(table: RawTable, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
+    """Return the part of each row of the table, as ``place`` tells from the values of a column."""
     parts = np.empty(table.rows, np.uint8)
     first = 0
     for chunk in table.chunks([column]):
@@ -219,11 +208,13 @@ def _place(table: Table, column: str, place: Callable[[pl.Series, Origin], Parts
     return parts
 
 
-_Seen = dict[str, tuple[str, Origin, int]]  # numbers and dates: the first of each, and where it stands
+_FirstTimes = dict[str, tuple[str, Origin, int]]  # the first of the numbers and of the dates, and where it stands
 
 
-def _times(column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin, seen: _Seen) -> pl.Series:
-    """Times as float64: as they are if they are numbers or spans, otherwise microseconds.
+def _times(
+    column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin, seen: _FirstTimes
+) -> pl.Series:
+    """Return times as float64: as they are if they are numbers or spans, otherwise microseconds.
 
     ``seen`` is kept for all rows of a table: written times are either numbers everywhere or dates everywhere.
     """
@@ -235,24 +226,24 @@ def _times(column: pl.Series, format: str | None, missing: tuple[str, ...], orig
         return numbers(column, missing, origin)
     written = text(column, missing)
     if format is None:
-        found = _plain(written, origin, seen)
+        times = _plain(written, origin, seen)
         expected = "expected a number or an ISO date"
     else:
-        found = _formatted(written, format).cast(pl.Int64).cast(pl.Float64)
+        times = _formatted(written, format).cast(pl.Int64).cast(pl.Float64)
         expected = f"expected a time in the format {format!r}"
-    refuse(found.is_null() & written.is_not_null(), column, origin, f"{expected}; see `format` of the split")
-    return found
+    refuse(times.is_null() & written.is_not_null(), column, origin, f"{expected}; see `format` of the split")
+    return times
 
 
-def _plain(written: pl.Series, origin: Origin, seen: _Seen) -> pl.Series:
-    """Numbers, or ISO dates as microseconds; null for what is neither."""
+def _plain(written: pl.Series, origin: Origin, seen: _FirstTimes) -> pl.Series:
+    """Return numbers as they are, or ISO dates as microseconds; null for text that is neither."""
     plain = written.cast(pl.Float64, strict=False)
     dates = plain.clear(len(plain))  # all null
     if plain.null_count() > written.null_count():
         dates = _iso_dates(written.set(plain.is_not_null(), None)).cast(pl.Int64).cast(pl.Float64)
-    for kind, found in (("numbers", plain), ("dates", dates)):
-        at = found.is_not_null().arg_max()
-        if kind not in seen and at is not None and found[at] is not None:
+    for kind, times in (("numbers", plain), ("dates", dates)):
+        at = times.is_not_null().arg_max()
+        if kind not in seen and at is not None and times[at] is not None:
             seen[kind] = (written[at], origin, at)
     if len(seen) == 2:
         examples = [f"{where.row(at)} is {value!r}" for value, where, at in seen.values()]
@@ -281,7 +272,7 @@ def _formatted(written: pl.Series, format: str) -> pl.Series:
 def _iso_dates(written: pl.Series) -> pl.Series:
     forms = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M")
     written = written.str.strip_suffix("Z")
-    found = written.str.strptime(pl.Date, "%Y-%m-%d", strict=False).cast(pl.Datetime("us"))
+    dates = written.str.strptime(pl.Date, "%Y-%m-%d", strict=False).cast(pl.Datetime("us"))
     for form in forms:
-        found = found.fill_null(written.str.strptime(pl.Datetime("us"), form, strict=False))
-    return found
+        dates = dates.fill_null(written.str.strptime(pl.Datetime("us"), form, strict=False))
+    return dates

@@ -1,4 +1,4 @@
-"""The stored form of examples, Parquet with one column a field, and back into tensors."""
+"""Write encoded rows as Parquet, and turn them into tensors."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ ROW_GROUP = 8_192
 
 
 def examples(frame: pl.DataFrame, encoder: Encoder) -> Examples:
-    """Tensors of encoded rows. A label or weight that the frame lacks is missing everywhere."""
-    table, size = encoder.table, len(frame)
-    ids = np.empty((size, len(table.of(CategoricalColumn))), np.int32)
-    for at, name in enumerate(table.of(CategoricalColumn)):
+    """Return encoded rows as tensors. A label that the frame lacks is missing everywhere."""
+    schema, size = encoder.table_schema, len(frame)
+    ids = np.empty((size, len(schema.of(CategoricalColumn))), np.int32)
+    for at, name in enumerate(schema.of(CategoricalColumn)):
         ids[:, at] = frame[name].to_numpy()
-    values = np.empty((size, len(table.of(NumericColumn))), np.float32)
-    for at, name in enumerate(table.of(NumericColumn)):
+    values = np.empty((size, len(schema.of(NumericColumn))), np.float32)
+    for at, name in enumerate(schema.of(NumericColumn)):
         values[:, at] = frame[name].to_numpy()
-    labels = np.full((len(table.labels), size), np.nan, np.float32)
-    for at, name in enumerate(table.labels):
+    labels = np.full((len(schema.labels), size), np.nan, np.float32)
+    for at, name in enumerate(schema.labels):
         if name in frame.columns:
             labels[at] = frame[name].to_numpy()  # null becomes nan
     weights = None
-    if table.weight is not None and table.weight in frame.columns:
-        weights = _tensor(frame[table.weight].to_numpy())
+    if schema.weight is not None and schema.weight in frame.columns:
+        weights = _tensor(frame[schema.weight].to_numpy())
     return Examples(
         _tensor(ids),
         _tensor(values),
-        tuple(_matrix(frame[name], encoder.longest[name]) for name in table.of(SequenceColumn)),
+        tuple(_matrix(frame[name], encoder.longest[name]) for name in schema.of(SequenceColumn)),
         _tensor(labels),
         weights,
     )
 
 
 def _matrix(lists: pl.Series, longest: int) -> Tensor:
-    flat = lists.explode(empty_as_null=False, keep_nulls=False) if len(lists) else lists.clear().cast(pl.List(pl.Int32))
     if not len(lists):
         return torch.zeros(0, longest, dtype=torch.int32)
+    flat = lists.explode(empty_as_null=False, keep_nulls=False)
     return _tensor(flat.to_numpy().reshape(len(lists), longest))
 
 
@@ -61,9 +61,9 @@ def _tensor(array: NDArray[np.generic]) -> Tensor:
 
 
 class PartWriter:
-    """Writes the frames of one part, in row groups of equal size whatever the frames' sizes are.
+    """Writes the frames of one part to Parquet, in row groups of equal size whatever the frames' sizes are.
 
-    ``together``: row groups that are collected in memory before they are written.
+    ``together``: the number of row groups that are collected in memory before they are written.
     """
 
     def __init__(self, path: Path, row_group: int = ROW_GROUP, together: int = 8) -> None:

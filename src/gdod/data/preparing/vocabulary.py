@@ -1,4 +1,4 @@
-"""Which value of a column has which id."""
+"""Give the values of a column their ids, and count values chunk by chunk."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -18,7 +18,7 @@ NEARLY_ALL = 0.95
 
 
 class Vocabulary:
-    """Values in the order of their ids, from 1 on; 0 is for a missing or unknown value."""
+    """The values of a column in the order of their ids, from 1 on; 0 is for a missing or unknown value."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.values = values if isinstance(values, pl.Series) else pl.Series(list(values), dtype=pl.String)
@@ -33,7 +33,7 @@ class Vocabulary:
 
     @property
     def cardinality(self) -> int:
-        """As a model wants it: at least 1, even if nothing but missing values was seen."""
+        """The number of values, but at least 1, as a model needs it if nothing but missing values was seen."""
         return max(1, len(self))
 
     @cached_property
@@ -41,28 +41,30 @@ class Vocabulary:
         return _Index.of(self.values)
 
     def ids(self, text: pl.Series) -> NDArray[np.int32]:
-        """[n] text -> [n] ids.
+        """Return the ids of values: [n] text -> [n] ids.
 
-        By hashes looked up in a sorted list of the vocabulary's, and compared with the value found
-        there. A join or an Enum would go through the whole vocabulary for each chunk of rows.
+        Hashes are looked up in the sorted hashes of the vocabulary, and the value there is compared with the
+        one given. A join or an Enum would go through the whole vocabulary for each chunk of rows.
         """
         if not len(self):
             return np.zeros(len(text), np.int32)
         hashes = text.hash(self._index.seed).to_numpy()  # [n]
-        found = np.searchsorted(self._index.hashes, hashes)
-        found = self._index.places[np.minimum(found, len(self) - 1)]  # [n], places in the vocabulary
-        same = (self.values.gather(found) == text).fill_null(False).to_numpy()
-        return np.where(same, found + 1, 0).astype(np.int32)
+        nearest = np.searchsorted(self._index.hashes, hashes)  # [n]
+        places = self._index.places[np.minimum(nearest, len(self) - 1)]  # [n], in the vocabulary
+        same = (self.values.gather(places) == text).fill_null(False).to_numpy()
+        return np.where(same, places + 1, 0).astype(np.int32)
 
 
 class _Index(NamedTuple):
+    """The sorted hashes of a vocabulary, and the place of each hash's value in it."""
+
     seed: int
-    hashes: NDArray[np.uint64]  # [V], sorted
-    places: NDArray[np.int64]  # [V], of the value that has the hash
+    hashes: NDArray[np.uint64]  # [V]
+    places: NDArray[np.int64]  # [V]
 
     @classmethod
     def of(cls, values: pl.Series) -> "_Index":
-        """With the first seed for which no two values have the same hash."""
+        """Return the index with the first seed for which no two values have the same hash."""
         for seed in range(100):
             hashes = values.hash(seed).to_numpy()
             places = np.argsort(hashes)
@@ -71,46 +73,58 @@ class _Index(NamedTuple):
         raise InputError("the vocabulary holds a value twice")
 
 
-class ValueCount:
+class ValueCounts:
     """Counts the values of a column, chunk by chunk, in memory that grows with distinct values only."""
 
-    def __init__(self, name: str, limit: int | None) -> None:
-        self.name, self.limit = name, limit
-        self.rows = 0
-        self._counted = pl.DataFrame(schema={"value": pl.String, "count": pl.UInt64})
+    def __init__(self, kind: type[pl.DataType] = pl.String) -> None:
+        self._counted = pl.DataFrame(schema={"value": kind, "count": pl.UInt64})
         self._waiting: list[pl.DataFrame] = []
 
-    def add(self, text: pl.Series) -> None:
-        text = text.drop_nulls().rename("value")
-        self.rows += len(text)
-        counts = text.value_counts(name="count").with_columns(pl.col("count").cast(pl.UInt64))
-        self._waiting.append(counts)
+    def add(self, values: pl.Series) -> None:
+        counts = values.rename("value").value_counts(name="count")
+        self._waiting.append(counts.with_columns(pl.col("count").cast(pl.UInt64)))
         # Merging costs as much as what is already counted, so it waits until as much has come in.
         if sum(map(len, self._waiting)) > max(100_000, len(self._counted)):
-            self._merge()
+            self.merged()
 
-    def _merge(self) -> None:
+    def merged(self) -> pl.DataFrame:
+        """Return the columns "value" and "count", a row for each value in no particular order; null is a value, too."""
         together = pl.concat([self._counted, *self._waiting])
         self._counted, self._waiting = together.group_by("value").agg(pl.col("count").sum()), []
-        self._check_size()
+        return self._counted
 
-    def _check_size(self) -> None:
-        limit = self.limit or MOST
-        if len(self._counted) > limit:
+
+class VocabularyCounts(ValueCounts):
+    """Counts the values of a column for its vocabulary; more than ``limit`` different ones are refused."""
+
+    def __init__(self, name: str, limit: int | None) -> None:
+        super().__init__()
+        self.name, self.limit = name, limit
+        self.rows = 0
+
+    def add(self, values: pl.Series) -> None:
+        values = values.drop_nulls()
+        self.rows += len(values)
+        super().add(values)
+
+    def merged(self) -> pl.DataFrame:
+        counted, limit = super().merged(), self.limit or MOST
+        if len(counted) > limit:
             raise InputError(
                 f"column {self.name!r} has more than {limit:,} different values; {_what_to_do(self.limit is not None)}"
             )
+        return counted
 
     def vocabulary(self, rare: int = 1) -> Vocabulary:
-        """The most frequent value first; equally frequent ones by name, whatever the order of rows was."""
-        self._merge()
-        distinct = len(self._counted)
+        """Return the values, the most frequent first; equally frequent ones by name, whatever the order of rows was."""
+        counted = self.merged()
+        distinct = len(counted)
         if self.limit is None and rare == 1 and self.rows >= ENOUGH and distinct > NEARLY_ALL * self.rows:
             raise InputError(
                 f"column {self.name!r} has {distinct:,} different values in {self.rows:,} training rows, so it "
                 f"cannot tell one example about another; {_what_to_do(False)}"
             )
-        kept = self._counted.filter(pl.col("count") >= rare).sort(["count", "value"], descending=[True, False])
+        kept = counted.filter(pl.col("count") >= rare).sort(["count", "value"], descending=[True, False])
         if distinct and not len(kept):
             raise InputError(
                 f"column {self.name!r}: none of its {distinct:,} values occurs {rare} times in the "

@@ -1,4 +1,4 @@
-"""The data sets that have a name."""
+"""The data sets that have a name: `SOURCES` holds them by it."""
 
 from gdod.data.sets.ads import SimulatedAds
 from gdod.data.sets.bookcrossing import BookCrossing

@@ -25,7 +25,7 @@ import polars as pl
 import yaml
 
 from gdod.data.sets.options import Options
-from gdod.data.sets.source import RawTables
+from gdod.data.sets.source import RawTables, Source
 from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
 
@@ -41,14 +41,13 @@ CONTEXT_FIELDS = {"hour": 24, "slot": 8}
 TASTES = 4  # dimensions of the hidden tastes
 CHUNK = 1 << 16
 SAMPLE = 1 << 14
-"""Rows of the sample on which the rates are set. Never the rows handed out, so that the truth does not
-depend on their number."""
+"""The number of rows of the sample on which the rates are set: never the rows handed out, so that the truth
+does not depend on their number."""
 
 
 @dataclass(frozen=True)
 class AdsOptions:
-    """Rates are among the rows that passed the step before. ``conditional``: a step's label is missing
-    where the step before did not happen, instead of 0. ``noise``: its standard deviation, in logits."""
+    """The options of `SimulatedAds`."""
 
     rows: int = 200_000
     users: int = 20_000
@@ -57,13 +56,18 @@ class AdsOptions:
     click_rate: float = 0.3
     visit_rate: float = 0.25
     purchase_rate: float = 0.3
+    """Rates are among the rows that passed the step before."""
     noise: float = 0.5
+    """The standard deviation of the noise, in logits."""
     conditional: bool = False
+    """Whether a step's label is missing, instead of 0, where the step before did not happen."""
     test: float = 0.2
+    """The share of rows of the test part."""
     seed: int = 0
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> "AdsOptions":
+        """Return the given options, checked, with defaults for the others."""
         given = Options("ads", options)
         made = cls(
             rows=given.whole("rows", cls.rows),
@@ -85,13 +89,13 @@ class AdsOptions:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Each label's rate among the rows that passed the step before."""
+        """The rate of each label among the rows that passed the step before."""
         return {"click": self.click_rate, "visit": self.visit_rate, "purchase": self.purchase_rate}
 
 
 @dataclass(frozen=True)
 class Impressions:
-    """Rows before their labels: positions of users and ads, and the context."""
+    """Rows without their labels: positions of users and ads, and the context, each [rows]."""
 
     user: Ids
     ad: Ids
@@ -99,7 +103,7 @@ class Impressions:
 
 
 class Truth:
-    """The world: who the users are, what the ads are, and what makes people click and buy."""
+    """The simulated world: who the users are, what the ads are, and what makes people click and buy."""
 
     def __init__(self, options: AdsOptions) -> None:
         self.options = options
@@ -132,6 +136,7 @@ class Truth:
         self.ad_taste = effects(options.ads, TASTES, strength=0.5 / TASTES**0.5)
 
     def draw(self, rows: int, random: np.random.Generator) -> Impressions:
+        """Return random impressions, users and ads in proportion to their shares."""
         return Impressions(
             np.searchsorted(self.user_share, random.random(rows), side="right").clip(max=self.options.users - 1),
             np.searchsorted(self.ad_share, random.random(rows), side="right").clip(max=self.options.ads - 1),
@@ -139,7 +144,7 @@ class Truth:
         )
 
     def scores(self, seen: Impressions) -> dict[str, Numbers]:
-        """Each task's logit without its rate and without noise. [rows]"""
+        """Return the logit of each task without its rate and without noise. [rows]"""
         user, ad = seen.user, seen.ad
         draw = self.user_draw[user] + self.ad_draw[ad]
         draw += self.segment_category[self.user_fields["segment"][user], self.ad_fields["category"][ad]]
@@ -150,7 +155,7 @@ class Truth:
         return {task: (draw if task == "click" else turned * draw) + self.own[task][ad] for task in TASKS}
 
     def probabilities(self, scores: Mapping[str, Numbers]) -> dict[str, Numbers]:
-        """Of each step, given the steps before, for someone who knows everything but the noise. [rows]"""
+        """Return the probability of each step, given the steps before and everything but the noise. [rows]"""
         return {task: self._probability(scores[task] + self.rate_logits[task]) for task in scores}
 
     def _probability(self, logits: Numbers) -> Numbers:
@@ -168,7 +173,7 @@ class Truth:
         return nodes, weights / weights.sum()
 
     def _set_rates(self, random: np.random.Generator) -> dict[str, float]:
-        """The constant of each task's logit at which its rate is as asked for, among those who come that far."""
+        """Return the constant of each task's logit at which its rate is as asked for, among those who come that far."""
         scores = self.scores(self.draw(SAMPLE, random))
         logits: dict[str, float] = {}
         reached = np.ones(SAMPLE)
@@ -193,11 +198,12 @@ class Simulated:
     """The rows with their labels, and each task's true probabilities."""
 
     table: pl.DataFrame
-    truth: pl.DataFrame  # a column a task, as `table` has them
+    truth: pl.DataFrame
+    """One column for each task, in the order of the rows of ``table``."""
 
 
 def simulate(options: AdsOptions) -> Simulated:
-    """All rows, the same for the same options on any run."""
+    """Return all rows, the same for the same options on any run."""
     truth = Truth(options)
     tables, probabilities = [], []
     for start in range(0, options.rows, CHUNK):
@@ -232,7 +238,7 @@ def _chunk(truth: Truth, rows: int, random: np.random.Generator) -> tuple[pl.Dat
 
 
 def _features(truth: Truth, seen: Impressions) -> dict[str, pl.Series]:
-    """Ids from 1 on: 0 would look like "unknown" to many readers."""
+    """Return the feature columns; ids count from 1, as 0 would look like "unknown" to many readers."""
     columns = {"user": seen.user + 1}
     columns |= {name: ids[seen.user] + 1 for name, ids in truth.user_fields.items()}
     columns["ad"] = seen.ad + 1
@@ -243,7 +249,7 @@ def _features(truth: Truth, seen: Impressions) -> dict[str, pl.Series]:
 
 
 def best_auc(table: pl.DataFrame, truth: pl.DataFrame) -> dict[str, float | None]:
-    """AUC of the true probabilities over the labelled rows; None where there is one class only."""
+    """Return the AUC of each task's true probabilities over the labelled rows; None where there is one class only."""
     return {task: _auc(table[task], truth[task]) for task in TASKS}
 
 
@@ -257,15 +263,17 @@ def _auc(labels: pl.Series, scores: pl.Series) -> float | None:
     return (float(ranks.sum()) - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-@dataclass(frozen=True)
-class SimulatedAds:
-    """Options: those of `AdsOptions`."""
+class SimulatedAds(Source):
+    """The simulated data set. Its options are those of `AdsOptions`."""
 
-    name: str = "ads"
-    title: str = "Simulated ads"
+    name = "ads"
+    title = "Simulated ads"
 
     def schema(self, options: Mapping[str, object]) -> TableSchema:
         return table_schema(AdsOptions.of(options))
+
+    def is_here(self, folder: Path | None = None, file: str | None = None) -> bool:
+        return True  # it needs no files
 
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         chosen = AdsOptions.of(options)
@@ -282,7 +290,7 @@ class SimulatedAds:
 
 
 def describe(table: pl.DataFrame, truth: pl.DataFrame) -> tuple[str, ...]:
-    """A line a task: how many labels, their rate, and the best AUC."""
+    """Return a line for each task: the number of labels, their rate, and the best AUC that can be reached."""
     lines = []
     for task, best in best_auc(table, truth).items():
         labels = table[task].drop_nulls()
@@ -293,12 +301,12 @@ def describe(table: pl.DataFrame, truth: pl.DataFrame) -> tuple[str, ...]:
 
 
 def table_schema(options: AdsOptions) -> TableSchema:
-    """Without a test part: `SimulatedAds` cuts it off."""
+    """Return the schema without a test part, which `SimulatedAds` itself cuts off."""
     return TableSchema.model_validate(_described(options, test=0))
 
 
 def schema_yaml(options: AdsOptions, *, truth: bool = False) -> str:
-    """The schema of a file with these rows. ``truth``: it has the true probabilities, too, which are no features."""
+    """Return the schema of a file with these rows, and, with ``truth``, their true probabilities (no features)."""
     described = _described(options, test=options.test)
     if truth:
         described["columns"] |= {true_name(task): "ignore" for task in TASKS}
@@ -306,7 +314,7 @@ def schema_yaml(options: AdsOptions, *, truth: bool = False) -> str:
 
 
 def true_name(task: str) -> str:
-    """The column of a task's true probabilities."""
+    """Return the name of the column with a task's true probabilities."""
     return f"true_{task}"
 
 
@@ -321,7 +329,7 @@ def _described(options: AdsOptions, test: float) -> dict[str, dict[str, object]]
 
 
 def _shares(count: int, steepness: float, random: np.random.Generator) -> Numbers:
-    """Cumulative shares of a power law, dealt out at random."""
+    """Return the cumulative shares of a power law, given to the users or ads at random. [count]"""
     weights = random.permutation((np.arange(count) + 10.0) ** -steepness)
     return np.asarray(np.cumsum(weights / weights.sum()), dtype=np.float64)
 

@@ -14,30 +14,31 @@ from pathlib import Path
 import polars as pl
 
 from gdod.data.sets.options import Options
-from gdod.data.sets.published import Published, find_all, hashes
+from gdod.data.sets.published import BadRows, Published, PublishedSet, reading_notes
 from gdod.data.sets.source import RawTables
 from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
 
 VERSION = 1
-ARCHIVES = ("BX-CSV-Dump.zip",)
 LONGEST_RECORD = 5
-"""Lines that a record may go over. A quote that is never closed then costs one row, not the rest of the file."""
-
-
+"""The most lines of one record. A quote that is never closed then costs one row, not the rest of the file."""
 PLAIN_FIELD = r'(?:"[^"\\;]*"|[^"\\;]*)'
 
 
 @dataclass(frozen=True)
-class Table:
+class DumpTable:
+    """A table of the dump."""
+
     file: str
-    rows: int  # as published
-    columns: dict[str, str]  # the file's name of a column: ours
+    rows: int
+    """The number of rows as published."""
+    columns: dict[str, str]
+    """The names of the columns in the file, each with its name here."""
 
 
-RATINGS = Table("BX-Book-Ratings.csv", 1_149_780, {"User-ID": "user", "ISBN": "isbn", "Book-Rating": "rating"})
-USERS = Table("BX-Users.csv", 278_858, {"User-ID": "user", "Location": "location", "Age": "age"})
-BOOKS = Table(
+RATINGS = DumpTable("BX-Book-Ratings.csv", 1_149_780, {"User-ID": "user", "ISBN": "isbn", "Book-Rating": "rating"})
+USERS = DumpTable("BX-Users.csv", 278_858, {"User-ID": "user", "Location": "location", "Age": "age"})
+BOOKS = DumpTable(
     "BX-Books.csv",
     271_379,
     {
@@ -58,41 +59,36 @@ YEARS = (1400, 2005)  # the readers' pages were read in 2004; some books were an
 """Ages and years outside are typing errors (0, 244, 2050) and count as missing."""
 
 
-@dataclass(frozen=True)
-class BadRows:
-    count: int
-    first: int | None  # line number, from 1 on
+class BookCrossing(PublishedSet):
+    """The BookCrossing data set. Its options: ``seed`` of the split, ``test`` (share of the ratings)."""
 
-
-@dataclass(frozen=True)
-class BookCrossing:
-    """Options: ``seed`` of the split, ``test`` (share of the ratings)."""
-
-    name: str = "bookcrossing"
-    title: str = "BookCrossing"
+    name = "bookcrossing"
+    title = "BookCrossing"
+    files = tuple(table.file for table in TABLES)
+    archives = ("BX-CSV-Dump.zip",)
 
     def schema(self, options: Mapping[str, object]) -> TableSchema:
         return table_schema(*_options(options))
 
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         seed, test = _options(options)
-        files = _files(folder)
+        files = self.find(folder)
         notes: list[str] = []
         frames: dict[str, pl.DataFrame] = {}
         for table in TABLES:
             frame, bad = parse(files[table.file], table)
             frames[table.file] = frame
-            notes += _notes(files[table.file], table, len(frame), bad)
+            notes += reading_notes(files[table.file], len(frame) + bad.count, table.rows, bad)
         joined, more = join(frames[RATINGS.file], frames[USERS.file], frames[BOOKS.file])
         return RawTables(joined, None, table_schema(seed, test), (*notes, *more))
 
     def fingerprint(self, folder: Path | None, options: Mapping[str, object]) -> str:
         seed, test = _options(options)
-        return f"bookcrossing {VERSION} seed={seed} test={test} {hashes(_files(folder).values())}"
+        return f"bookcrossing {VERSION} seed={seed} test={test} {self.hashes(folder)}"
 
 
-def parse(file: Published, table: Table) -> tuple[pl.DataFrame, BadRows]:
-    """All columns as text, NULL as missing. Rows that do not have a value for each column are counted."""
+def parse(file: Published, table: DumpTable) -> tuple[pl.DataFrame, BadRows]:
+    """Return all columns as text, NULL as null, and the rows left out: those without a value for each column."""
     lines = file.read().decode("latin-1").split("\n")
     if not lines[-1]:
         lines.pop()
@@ -107,7 +103,7 @@ def parse(file: Published, table: Table) -> tuple[pl.DataFrame, BadRows]:
     simple = _read_plain(numbered.filter(plain), names)
     others, bad = _read_others(numbered.filter(~plain), lines, names)
     frame = pl.concat([simple, others]).sort("line").drop("line").with_columns(pl.all().replace("NULL", None))
-    return frame, BadRows(len(bad), bad[0] if bad else None)
+    return frame, BadRows(len(bad), bad[0] if bad else None, f"not {width} fields")
 
 
 def _read_plain(numbered: pl.DataFrame, names: list[str]) -> pl.DataFrame:
@@ -120,7 +116,7 @@ def _read_plain(numbered: pl.DataFrame, names: list[str]) -> pl.DataFrame:
 
 
 def _read_others(numbered: pl.DataFrame, lines: Sequence[str], names: list[str]) -> tuple[pl.DataFrame, list[int]]:
-    """Lines that need a closer look, each with those that follow on it."""
+    """Read lines with escapes or separators within fields, and return the records and the numbers of bad lines."""
     kept: list[tuple[object, ...]] = []
     bad: list[int] = []
     for first, last in _runs(numbered["line"].to_list()):
@@ -134,7 +130,7 @@ def _read_others(numbered: pl.DataFrame, lines: Sequence[str], names: list[str])
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers."""
+    """Yield the first and the last of each run of consecutive numbers."""
     start = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
@@ -143,7 +139,7 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def read_records(lines: Sequence[str], width: int) -> Iterator[tuple[int, list[str] | None]]:
-    """The number of each record's first line, and its fields; None for a line that is no record."""
+    """Yield the number of each record's first line, and its fields; None for a line that is no record."""
     start = 0
     while start < len(lines):
         # A reader of its own from here on; after a bad line there is a new one, from the line after it.
@@ -167,7 +163,7 @@ def read_records(lines: Sequence[str], width: int) -> Iterator[tuple[int, list[s
 
 
 class _Lines:
-    """Hands out lines up to a limit that moves on with the records."""
+    """An iterator over lines up to a limit, which its owner moves on with the records."""
 
     def __init__(self, lines: Sequence[str], start: int) -> None:
         self.lines, self.next, self.limit = lines, start, start
@@ -183,7 +179,7 @@ class _Lines:
 
 
 def join(ratings: pl.DataFrame, users: pl.DataFrame, books: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """One row a rating, with what is known of its reader and its book, and both labels."""
+    """Return one row a rating, with what is known of its reader and its book and both labels, and notes."""
     notes: list[str] = []
     scores = ratings["rating"].cast(pl.Int8, strict=False)
     usable = (scores.is_between(0, 10) & ratings["user"].is_not_null() & ratings["isbn"].is_not_null()).fill_null(False)
@@ -225,7 +221,7 @@ def join(ratings: pl.DataFrame, users: pl.DataFrame, books: pl.DataFrame) -> tup
 
 
 def _first_of_each(table: pl.DataFrame, key: str) -> tuple[pl.DataFrame, int]:
-    """The first row with each key, and how many rows are left out."""
+    """Return the first row with each key, and how many rows are left out."""
     kept = table.filter(pl.col(key).is_not_null()).unique(key, keep="first", maintain_order=True)
     return kept, len(table) - len(kept)
 
@@ -266,20 +262,6 @@ def table_schema(seed: int, test: float) -> TableSchema:
     columns |= {task: {"type": "label", "kind": "binary"} for task in ("rated", "rated_high")}
     split = {"by": "random", "seed": seed, "validation": 0.1, "test": test}
     return TableSchema.model_validate({"columns": columns, "split": split})
-
-
-def _notes(file: Published, table: Table, rows: int, bad: BadRows) -> list[str]:
-    notes = []
-    if bad.count:
-        reason = f"not {len(table.columns)} fields; the first is line {bad.first}"
-        notes.append(f"{file.short}: left out {bad.count:,} bad rows ({reason})")
-    if rows + bad.count != table.rows:
-        notes.append(f"{file.short}: {rows + bad.count:,} rows; as published there are {table.rows:,}")
-    return notes
-
-
-def _files(folder: Path | None) -> dict[str, Published]:
-    return find_all("bookcrossing", folder, [table.file for table in TABLES], ARCHIVES)
 
 
 def _options(options: Mapping[str, object]) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from typing import Literal, cast, get_args
 import polars as pl
 
 from gdod.data.sets.options import Options
-from gdod.data.sets.published import Published, find_all, hashes
+from gdod.data.sets.published import BadRows, Published, PublishedSet, reading_notes
 from gdod.data.sets.source import RawTables
 from gdod.data.tables.table_schema import TableSchema
 from gdod.errors import InputError
@@ -20,21 +20,11 @@ from gdod.errors import InputError
 InstanceWeight = Literal["feature", "weight", "ignore"]
 
 VERSION = 1
-ARCHIVES = ("census+income+kdd.zip", "census_income_kdd.zip", "census.tar.gz")
 FILES = {"train": "census-income.data", "test": "census-income.test"}
 ROWS = {"train": 199_523, "test": 99_762}
 
-NUMERIC = (
-    "age",
-    "wage_per_hour",
-    "capital_gains",
-    "capital_losses",
-    "dividends_from_stocks",
-    "instance_weight",
-    "num_persons_worked_for_employer",
-    "weeks_worked_in_year",
-)
 LONG_TAILS = ("wage_per_hour", "capital_gains", "capital_losses", "dividends_from_stocks")
+NUMERIC = ("age", *LONG_TAILS, "instance_weight", "num_persons_worked_for_employer", "weeks_worked_in_year")
 COLUMNS = (
     "age",
     "class_of_worker",
@@ -83,7 +73,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Label:
-    """A task: 1 where ``column`` holds one of ``values``. The column is then no feature."""
+    """A binary task: 1 where ``column`` holds one of ``values``. The column is then no feature."""
 
     task: str
     column: str
@@ -96,13 +86,9 @@ _DEGREES = (
     "Prof school degree (MD DDS DVM LLB JD)",
     "Doctorate degree(PhD EdD)",
 )
-_LESS = (
-    "Some college but no degree",
-    "Associates degree-occup /vocational",
-    "Associates degree-academic program",
-)
+_LESS = ("Some college but no degree", "Associates degree-occup /vocational", "Associates degree-academic program")
 COLLEGE = {"degree": _DEGREES, "attended": (*_LESS, *_DEGREES)}
-"""What "at least college" may mean. A Shared-Bottom comes to the AUC that the paper prints for this task
+"""Values that may count as "at least college". A Shared-Bottom comes to the AUC that the paper prints for this task
 with "degree" (0.901 there; 0.903 here after two passes), and stays below it with "attended" (0.889)."""
 LABELS = (
     Label("income_over_50k", "income", ("50000+.",)),
@@ -114,22 +100,17 @@ LABELS = (
 )
 
 
-@dataclass(frozen=True)
-class BadRows:
-    """Lines that were left out, and where the first of them is."""
+class CensusIncome(PublishedSet):
+    """The Census-Income data set.
 
-    count: int
-    first: int | None  # line number, from 1 on
-    reason: str
+    Its options: ``tasks`` (6, or the first 2), ``instance_weight`` ("feature", "weight" or "ignore"), ``college``
+    ("degree" for a bachelor's and above, or "attended").
+    """
 
-
-@dataclass(frozen=True)
-class CensusIncome:
-    """Options: ``tasks`` (6, or the first 2), ``instance_weight`` ("feature", "weight" or "ignore"),
-    ``college`` ("degree" for a bachelor's and above, or "attended")."""
-
-    name: str = "census"
-    title: str = "Census-Income (KDD)"
+    name = "census"
+    title = "Census-Income (KDD)"
+    files = tuple(FILES.values())
+    archives = ("census+income+kdd.zip", "census_income_kdd.zip", "census.tar.gz")
 
     def schema(self, options: Mapping[str, object]) -> TableSchema:
         return table_schema(*_options(options))
@@ -138,24 +119,19 @@ class CensusIncome:
         labels, instance_weight = _options(options)
         frames: dict[str, pl.DataFrame] = {}
         notes: list[str] = []
-        for part, file in zip(FILES, _files(folder).values(), strict=True):
+        for part, file in zip(FILES, self.find(folder).values(), strict=True):
             raw, bad = parse(file)
             frames[part] = with_labels(raw, labels)
-            if bad.count:
-                notes.append(
-                    f"{file.short}: left out {bad.count:,} bad rows ({bad.reason}; the first is line {bad.first})"
-                )
-            if len(raw) != ROWS[part]:
-                notes.append(f"{file.short}: {len(raw):,} rows; as published there are {ROWS[part]:,}")
+            notes += reading_notes(file, len(raw), ROWS[part], bad)
         return RawTables(frames["train"], frames["test"], table_schema(labels, instance_weight), tuple(notes))
 
     def fingerprint(self, folder: Path | None, options: Mapping[str, object]) -> str:
         labels, instance_weight = _options(options)
-        return f"census {VERSION} {labels} {instance_weight} {hashes(_files(folder).values())}"
+        return f"census {VERSION} {labels} {instance_weight} {self.hashes(folder)}"
 
 
 def parse(file: Published) -> tuple[pl.DataFrame, BadRows]:
-    """One column of text for each of the 42, numbers as numbers, "?" as missing."""
+    """Return the 42 columns, numbers as float64 and all else as text, and the rows left out; "?" becomes null."""
     lines = file.read().split(b"\n")
     if lines and not lines[-1].strip():
         lines.pop()
@@ -185,7 +161,7 @@ def parse(file: Published) -> tuple[pl.DataFrame, BadRows]:
 
 
 def with_labels(raw: pl.DataFrame, labels: tuple[Label, ...]) -> pl.DataFrame:
-    """Labels (nan where their column is missing) in place of the columns that define them.
+    """Return the table with labels (null where their column is) in place of the columns that define them.
 
     Income is always taken out: it is recorded as the target, never as a feature.
     """
@@ -208,10 +184,6 @@ def table_schema(labels: tuple[Label, ...], instance_weight: InstanceWeight) -> 
     columns["instance_weight"] = kinds[instance_weight]
     columns |= {label.task: {"type": "label", "kind": "binary"} for label in labels}
     return TableSchema.model_validate({"columns": columns, "split": {"by": "random", "validation": 0.1, "test": 0}})
-
-
-def _files(folder: Path | None) -> dict[str, Published]:
-    return find_all("census", folder, FILES.values(), ARCHIVES)
 
 
 def _options(options: Mapping[str, object]) -> tuple[tuple[Label, ...], InstanceWeight]:

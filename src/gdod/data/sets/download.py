@@ -1,4 +1,4 @@
-"""Fetches data sets from their owners: with progress, going on where a connection broke, checked.
+"""Fetch data sets from their owners, with progress, going on where a connection broke, and check them.
 
 A file arrives as `NAME.part` and gets its name when it is whole and its checksum is right, so that a file
 with its own name can be trusted.
@@ -9,49 +9,48 @@ import hashlib
 import io
 import re
 import shutil
-import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from gdod.data.sets.published import damage_told, digest, is_tar
+from gdod._files import check_writable, digest, make_folder
+from gdod.data.sets.archives import explain_damage, is_tar, members
 from gdod.errors import InputError
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are here, and with those there will be, if the server says so."""
+"""A function that is called with the number of bytes that are here, and of all bytes, if the server says so."""
 
 ATTEMPTS = 5
 PIECE = 1 << 16
 TIMEOUT = 60.0  # seconds without a byte
 LARGEST = 8 << 30
-"""Bytes that an archive may unpack to: none of the data sets comes near it, a made-up archive may."""
+"""The most bytes that an archive may unpack to: none of the data sets comes near it, a made-up archive may."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """Where a file is, and how to know that it is the right one."""
+    """The address of a file, and checksums that tell whether it is the right one."""
 
     url: str
     name: str
     sha256: str | None = None
     md5: str | None = None
-    """Where nobody has published a sha256."""
+    """For a file of which nobody has published a sha256."""
     unpacked: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of files inside of it, by name."""
+    """The sha256 of files inside of it, by name."""
     told: bool = False
-    """Whether the sha256 is what somebody gave in place of what is expected."""
+    """Whether the user gave the sha256, in place of the checksums that are expected."""
 
 
 @dataclass(frozen=True)
 class ByHand:
-    """What is only given to people who log in."""
+    """Files that are only given to people who log in, so that the user has to fetch them."""
 
     page: str
     files: tuple[str, ...]
@@ -85,13 +84,16 @@ BY_HAND: dict[str, ByHand] = {
 
 
 def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, pause: float = 1.0) -> Path:
-    """Downloads the file into the folder, checks it, and unpacks it there. What is there already is kept.
+    """Download the file into the folder, check it, unpack it there, and return its path. A file that is there is kept.
 
     Args:
-        progress: told how far it has come.
+        wanted: the file, from `PUBLIC`, or as `other` returns it.
+        folder: made if it is not there.
+        progress: called after every piece.
         pause: seconds before the second attempt, doubled before each further one.
     """
-    _make(folder)
+    make_folder(folder, "--folder")
+    check_writable(folder, "--folder")
     path, part = folder / wanted.name, folder / f"{wanted.name}.part"
     if path.exists():
         known = _as_told_before(wanted, folder)
@@ -116,7 +118,7 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
 
 
 def other(wanted: Download, sha256: str) -> Download:
-    """The same with a file that somebody says is right, whatever is expected."""
+    """Return the same download for a file with this sha256, whatever checksums are expected."""
     if re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
         raise InputError(f"sha256={sha256!r}; expected 64 signs from 0 to 9 and a to f")
     return replace(wanted, sha256=sha256.lower(), md5=None, unpacked={}, told=True)
@@ -128,7 +130,7 @@ def _as_told_before(wanted: Download, folder: Path) -> Download:
 
 
 def _remember(wanted: Download, folder: Path) -> None:
-    """Beside the file and in the form of `sha256sum`, so that asking for it again without a sha256 finds it right."""
+    """Write a sha256 that the user gave beside the file, so that asking again without it finds the file right."""
     if wanted.told:
         _note(wanted, folder).write_text(f"{wanted.sha256}  {wanted.name}\n")
     else:
@@ -139,27 +141,18 @@ def _note(wanted: Download, folder: Path) -> Path:
     return folder / f"{wanted.name}.sha256"
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"nothing can be put into {folder}: {error.strerror}; choose another with --folder") from error
-
-
 def _accept(wanted: Download, path: Path, folder: Path) -> None:
-    """Checks the file, and puts what it holds into the folder."""
+    """Check the file, and unpack it into the folder if it is an archive."""
     for kind in ("sha256", "md5"):
         expected = getattr(wanted, kind)
-        if expected is not None and (found := digest(path, kind)) != expected.lower():
-            raise InputError(f"the {kind} of {path} is {found}, not {expected}")
+        if expected is not None and (actual := digest(path, kind)) != expected.lower():
+            raise InputError(f"the {kind} of {path} is {actual}, not {expected}")
     if wanted.name.endswith(".zip") or is_tar(wanted.name):
         unpack(path, folder, expected=wanted.unpacked)
 
 
 def _fetch_part(url: str, part: Path, progress: Progress, pause: float) -> None:
-    """Tries again as long as more comes, and a few times when nothing does."""
+    """Fetch the file; try again as long as more of it comes, and a few times when nothing does."""
     most, failures = _size(part), 0
     while True:
         try:
@@ -219,76 +212,53 @@ def _size(path: Path) -> int:
 
 
 def unpack(archive: Path, folder: Path, expected: Mapping[str, str] | None = None) -> list[Path]:
-    """Unpacks a zip or tar (and a tar inside a zip) into the folder; nothing outside of it is written.
+    """Unpack a zip or tar (and a tar inside a zip) into the folder, and return the paths of its files.
 
-    Names that lead out of the folder, links and anything but plain files are refused before a file is
-    written, and files get their names when all are there and right.
+    Nothing outside of the folder is written: names that lead out of it, links and anything but plain files are
+    refused before a file is written. Files get their names when all are there and right.
     """
-    with damage_told(str(archive)), tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as work:
-        found = _unpack(archive.open("rb"), str(archive), Path(work))
-        for path in [path for path in found if is_tar(path.name)]:
-            found += _unpack(path.open("rb"), f"{archive}:{path.name}", path.parent)
-            found.remove(path)
+    with explain_damage(str(archive)), tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as work:
+        unpacked = _unpack(archive, str(archive), Path(work))
+        for path in [path for path in unpacked if is_tar(path.name)]:
+            unpacked += _unpack(path, f"{archive}:{path.name}", path.parent)
+            unpacked.remove(path)
         for name, sha256 in (expected or {}).items():
-            _check_member(archive, Path(work), found, name, sha256)
+            _check_member(archive, Path(work), unpacked, name, sha256)
         made = []
-        for path in found:
+        for path in unpacked:
             target = folder / path.relative_to(work)
             target.parent.mkdir(parents=True, exist_ok=True)
             made.append(path.replace(target))
         return made
 
 
-def _check_member(archive: Path, work: Path, found: list[Path], name: str, sha256: str) -> None:
-    named = [path for path in found if path.name in (name, f"{name}.gz")]
+def _check_member(archive: Path, work: Path, unpacked: list[Path], name: str, sha256: str) -> None:
+    named = [path for path in unpacked if path.name in (name, f"{name}.gz")]
     if not named:
-        names = ", ".join(str(path.relative_to(work)) for path in found) or "nothing"
+        names = ", ".join(str(path.relative_to(work)) for path in unpacked) or "nothing"
         raise InputError(f"{archive} holds {names}; expected {name}")
     for path in named:
-        content = digest(path) if path.name == name else _gz_digest(path)
+        with path.open("rb") if path.name == name else gzip.open(path) as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
         if content != sha256:
             raise InputError(
                 f"{name} in {archive} has the sha256 {content}, not {sha256}; remove the archive, try again"
             )
 
 
-def _gz_digest(path: Path) -> str:
-    with gzip.open(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _unpack(stream: IO[bytes], name: str, folder: Path) -> list[Path]:
-    with stream:
-        start = stream.read(2)
-        stream.seek(0)
-        return _unzip(stream, name, folder) if start == b"PK" else _untar(stream, name, folder)
-
-
-def _unzip(stream: IO[bytes], name: str, folder: Path) -> list[Path]:
-    with zipfile.ZipFile(stream) as archive:
-        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-        targets = [_inside(folder, entry.filename, name) for entry in entries]
-        for entry in entries:
-            # The upper half of these bits is the Unix mode; 0xA000 marks a link.
-            if (entry.external_attr >> 16) & 0xF000 == 0xA000:
-                raise InputError(f"{name} holds a link, {entry.filename!r}; it is not unpacked")
-        _check_size(name, sum(entry.file_size for entry in entries))
-        for entry, target in zip(entries, targets, strict=True):
-            with archive.open(entry) as content:
-                _write(content, target)
-        return targets
-
-
-def _untar(stream: IO[bytes], name: str, folder: Path) -> list[Path]:
-    with tarfile.open(fileobj=stream) as archive:
-        members = [member for member in archive.getmembers() if not member.isdir()]
-        targets = [_inside(folder, member.name, name) for member in members]
-        for member in members:
-            if not member.isfile():
-                raise InputError(f"{name} holds {member.name!r}, which is no plain file; it is not unpacked")
-        _check_size(name, sum(member.size for member in members))
-        for member, target in zip(members, targets, strict=True):
-            _write(archive.extractfile(member) or io.BytesIO(), target)
+def _unpack(archive: Path, name: str, folder: Path) -> list[Path]:
+    with archive.open("rb") as stream, ExitStack() as opened:
+        inside = members(stream, opened)
+        targets = [_inside(folder, member.name, name) for member in inside]
+        for member in inside:
+            if not member.plain:
+                raise InputError(f"{name} holds {member.name!r}, a link or no plain file; it is not unpacked")
+        if (size := sum(member.size for member in inside)) > LARGEST:
+            raise InputError(f"{name} unpacks to {size:,} bytes, more than {LARGEST:,}; it is not unpacked")
+        for member, target in zip(inside, targets, strict=True):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with member.open() or io.BytesIO() as content, target.open("wb") as written:
+                shutil.copyfileobj(content, written, PIECE)
         return targets
 
 
@@ -297,14 +267,3 @@ def _inside(folder: Path, member: str, archive: str) -> Path:
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or ":" in pure.parts[0]:
         raise InputError(f"{archive} holds {member!r}, which leads out of the folder; it is not unpacked")
     return folder.joinpath(*pure.parts)
-
-
-def _check_size(archive: str, size: int) -> None:
-    if size > LARGEST:
-        raise InputError(f"{archive} unpacks to {size:,} bytes, more than {LARGEST:,}; it is not unpacked")
-
-
-def _write(content: IO[bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as written:
-        shutil.copyfileobj(content, written, PIECE)

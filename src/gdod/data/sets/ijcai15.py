@@ -11,47 +11,44 @@ purchases, nor from clicks on that date or later: who wants a thing clicks it ag
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
 from gdod.data.sets.options import Options
-from gdod.data.sets.published import Published, find_all, hashes
+from gdod.data.sets.published import BadRows, Published, PublishedSet, reading_notes
 from gdod.data.sets.source import RawTables
 from gdod.data.tables.table_schema import MISSING, TableSchema
 from gdod.errors import InputError
 
 VERSION = 1
-ARCHIVES = ("data_format1.zip", "data_format1 .zip")  # Tianchi's own file has the space in its name
 LOG, SHOPPERS = "user_log_format1.csv", "user_info_format1.csv"
 ROWS = {LOG: 54_925_330, SHOPPERS: 424_170}
 LOG_COLUMNS = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")
 SHOPPER_COLUMNS = ("user_id", "age_range", "gender")
-SMALL = {
-    "cat_id": pl.Int32,
-    "seller_id": pl.Int32,
-    "brand_id": pl.Int32,
-    "time_stamp": pl.Int16,
-    "action_type": pl.Int8,
-}
-"""Types that half the memory of the log, which has 55 million rows."""
+SMALL = {**dict.fromkeys(("cat_id", "seller_id", "brand_id"), pl.Int32), "time_stamp": pl.Int16, "action_type": pl.Int8}
+"""Types of columns that halve the memory of the log, which has 55 million rows."""
 CLICK, CART, PURCHASE, FAVOURITE = range(4)
 
 
-@dataclass(frozen=True)
-class Ijcai15:
-    """Options: ``conditional`` (buying is known of favourites only), ``seed``, ``test`` (share)."""
+class Ijcai15(PublishedSet):
+    """The IJCAI-15 data set.
 
-    name: str = "ijcai15"
-    title: str = "IJCAI-15 (Tmall)"
+    Its options: ``conditional`` (buying is known of favourites only), ``seed`` of the split, ``test`` (share of the
+    examples).
+    """
+
+    name = "ijcai15"
+    title = "IJCAI-15 (Tmall)"
+    files = (LOG, SHOPPERS)
+    archives = ("data_format1.zip", "data_format1 .zip")  # Tianchi's own file has the space in its name
 
     def schema(self, options: Mapping[str, object]) -> TableSchema:
         return table_schema(*_options(options))
 
     def read(self, folder: Path | None, options: Mapping[str, object]) -> RawTables:
         conditional, seed, test = _options(options)
-        files = _files(folder)
+        files = self.find(folder)
         events, notes = read_log(files[LOG])
         shoppers, more = read_shoppers(files[SHOPPERS])
         pairs, rest = examples(events, shoppers, conditional=conditional)
@@ -59,12 +56,11 @@ class Ijcai15:
 
     def fingerprint(self, folder: Path | None, options: Mapping[str, object]) -> str:
         conditional, seed, test = _options(options)
-        inputs = hashes(_files(folder).values())
-        return f"ijcai15 {VERSION} conditional={conditional} seed={seed} test={test} {inputs}"
+        return f"ijcai15 {VERSION} conditional={conditional} seed={seed} test={test} {self.hashes(folder)}"
 
 
 def read_log(file: Published) -> tuple[pl.DataFrame, list[str]]:
-    """The events as whole numbers, those without a shopper, item, date or known action counted out."""
+    """Return the events as whole numbers, and notes on those left out: without shopper, item, date or known action."""
     table, notes = _read_numbers(file, LOG, LOG_COLUMNS)
     month, day = pl.col("time_stamp") // 100, pl.col("time_stamp") % 100
     usable = (
@@ -85,7 +81,7 @@ def read_log(file: Published) -> tuple[pl.DataFrame, list[str]]:
 
 
 def read_shoppers(file: Published) -> tuple[pl.DataFrame, list[str]]:
-    """Age range and gender; 0 and 2, which stand for "unknown" there, as missing."""
+    """Return age range and gender of shoppers, and notes; 0 and 2, which stand for "unknown" there, become null."""
     table, notes = _read_numbers(file, SHOPPERS, SHOPPER_COLUMNS)
     known = table.filter(pl.col("user_id").is_not_null()).unique("user_id", keep="first", maintain_order=True)
     if bad := len(table) - len(known):
@@ -99,7 +95,7 @@ def read_shoppers(file: Published) -> tuple[pl.DataFrame, list[str]]:
 def examples(
     events: pl.DataFrame, shoppers: pl.DataFrame, *, conditional: bool = False
 ) -> tuple[pl.DataFrame, list[str]]:
-    """One row for each clicked (shopper, item), in their order, with features and both labels.
+    """Return one row for each clicked (shopper, item), in their order, with features and both labels, and notes.
 
     A purchase counts from the day of the first favourite on: the log has no times within a day.
     """
@@ -135,12 +131,12 @@ def examples(
 
 
 def _first(events: pl.DataFrame, pair: list[str], name: str) -> pl.DataFrame:
-    """The first day of such an event, for each pair that has one."""
+    """Return the first day of an event for each pair that has one, in the column ``name``."""
     return events.group_by(pair).agg(pl.col("time_stamp").min().alias(name))
 
 
 def _clicks_before(clicks: pl.DataFrame, whose: str, name: str) -> pl.DataFrame:
-    """Clicks of each shopper (or item) before each day on which there is one."""
+    """Return the number of clicks of each shopper (or item) before each day on which there is one."""
     return (
         clicks.group_by(whose, "time_stamp")
         .len()
@@ -154,17 +150,7 @@ def _clicks_before(clicks: pl.DataFrame, whose: str, name: str) -> pl.DataFrame:
 
 
 def table_schema(conditional: bool, seed: int, test: float) -> TableSchema:
-    categorical = (
-        "user_id",
-        "item_id",
-        "cat_id",
-        "seller_id",
-        "brand_id",
-        "age_range",
-        "gender",
-        "date",
-        "month",
-    )
+    categorical = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "age_range", "gender", "date", "month")
     columns: dict[str, object] = dict.fromkeys(categorical, "categorical")
     columns |= {name: {"type": "numeric", "scale": "log"} for name in ("user_clicks", "item_clicks")}
     columns["favourite"] = {"type": "label", "kind": "binary"}
@@ -174,7 +160,9 @@ def table_schema(conditional: bool, seed: int, test: float) -> TableSchema:
 
 
 def _read_numbers(file: Published, name: str, columns: tuple[str, ...]) -> tuple[pl.DataFrame, list[str]]:
-    """The columns as whole numbers, bad rows counted out. "7069.0" is 7069; what is too large for its type is missing.
+    """Return columns as whole numbers, without bad rows, and notes on these.
+
+    "7069.0" is 7069, and a number that is too large for its type is missing.
 
     A line is a row, whatever quotes or bytes it has, so that a bad one costs only itself.
     """
@@ -182,26 +170,24 @@ def _read_numbers(file: Published, name: str, columns: tuple[str, ...]) -> tuple
         try:
             header = _lines(path).head(1).collect()
             first = (header.item() if len(header) else None) or ""
-            found = [field.strip(' "') for field in first.lstrip("\ufeff").split(",")]
-            if missing := [column for column in columns if column not in found]:
-                raise InputError(f"{file} has the columns {', '.join(found) or 'none'}; {', '.join(missing)} missing")
+            present = [field.strip(' "') for field in first.lstrip("\ufeff").split(",")]
+            if missing := [column for column in columns if column not in present]:
+                raise InputError(f"{file} has the columns {', '.join(present) or 'none'}; {', '.join(missing)} missing")
             # Of one field more than there are columns the last is null, unless the line is too long.
-            fields = pl.col("line").str.split_exact(",", len(found)).alias("fields")
+            fields = pl.col("line").str.split_exact(",", len(present)).alias("fields")
             split = _lines(path, skip=1).select(fields, empty=pl.col("line").is_null()).unnest("fields")
-            table = split.select(_numbers(found, columns, quoted='"' in first)).collect(engine="streaming")
+            table = split.select(_numbers(present, columns, quoted='"' in first)).collect(engine="streaming")
         except pl.exceptions.PolarsError as error:
             raise InputError(f"{file} cannot be read as a table ({str(error).splitlines()[0]})") from error
-    bad = table["bad"].arg_true()
+    lines = table["bad"].arg_true()
     kept = table.filter(~pl.col("bad")).drop("bad")
-    notes = []
-    if len(bad):
-        reason = f"not {len(found)} fields, or no whole number where one belongs; the first is line {bad[0] + 2}"
-        notes.append(f"{file.short}: left out {len(bad):,} bad rows ({reason})")
-    return kept, notes + _row_notes(file, name, len(kept) + len(bad))
+    reason = f"not {len(present)} fields, or no whole number where one belongs"
+    bad = BadRows(len(lines), lines[0] + 2 if len(lines) else None, reason)
+    return kept, reading_notes(file, len(kept) + bad.count, ROWS[name], bad)
 
 
 def _lines(path: Path, skip: int = 0) -> pl.LazyFrame:
-    """One column of text, null for an empty line. The separator is a byte that no text has."""
+    """Scan a file as one column of lines, null for an empty one. The separator is a byte that no text has."""
     return pl.scan_csv(
         path,
         has_header=False,
@@ -216,12 +202,12 @@ def _lines(path: Path, skip: int = 0) -> pl.LazyFrame:
     )
 
 
-def _numbers(found: list[str], columns: tuple[str, ...], quoted: bool) -> list[pl.Expr]:
-    """Each column from the fields of a line, and whether the line is bad; that is null for an empty line."""
-    last, beyond = pl.col(f"field_{len(found) - 1}"), pl.col(f"field_{len(found)}")
+def _numbers(present: list[str], columns: tuple[str, ...], quoted: bool) -> list[pl.Expr]:
+    """Return expressions for each column and for whether the line is bad, which is null for an empty line."""
+    last, beyond = pl.col(f"field_{len(present) - 1}"), pl.col(f"field_{len(present)}")
     numbers, wrong = [], [last.is_null(), beyond.is_not_null()]
     for name in columns:
-        text = pl.col(f"field_{found.index(name)}")
+        text = pl.col(f"field_{present.index(name)}")
         if quoted:
             inside = text.str.strip_prefix('"').str.strip_suffix('"')
             text = pl.when(text.str.starts_with('"') & text.str.ends_with('"')).then(inside).otherwise(text)
@@ -234,7 +220,7 @@ def _numbers(found: list[str], columns: tuple[str, ...], quoted: bool) -> list[p
 
 @contextmanager
 def _on_disk(file: Published) -> Iterator[Path]:
-    """The file itself, or an unpacked copy while it is read: the log is too large to hold as text."""
+    """Give the path of the file, or of an unpacked copy while it is read: the log is too large to hold as text."""
     if not file.inside and file.path.suffix == ".csv":
         yield file.path
         return
@@ -242,10 +228,6 @@ def _on_disk(file: Published) -> Iterator[Path]:
         path = Path(folder) / "table.csv"
         file.copy_to(path)
         yield path
-
-
-def _row_notes(file: Published, name: str, rows: int) -> list[str]:
-    return [] if rows == ROWS[name] else [f"{file.short}: {rows:,} rows; as published there are {ROWS[name]:,}"]
 
 
 def _example_notes(made: pl.DataFrame, earlier: int) -> list[str]:
@@ -260,10 +242,6 @@ def _example_notes(made: pl.DataFrame, earlier: int) -> list[str]:
     if unknown := int((made["age_range"].is_null() & made["gender"].is_null()).sum()):
         notes.append(f"{unknown:,} pairs of shoppers without age and gender")
     return notes
-
-
-def _files(folder: Path | None) -> dict[str, Published]:
-    return find_all("ijcai15", folder, (LOG, SHOPPERS), ARCHIVES)
 
 
 def _options(options: Mapping[str, object]) -> tuple[bool, int, float]:

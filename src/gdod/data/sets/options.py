@@ -1,13 +1,14 @@
-"""Options of a data set with a name: taken one by one, checked, and unknown ones refused."""
+"""Read the options of a data set with a name: one by one, checked, and unknown ones refused."""
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
-from gdod._checks import check_choice, check_number, check_positive
+from gdod._checks import check_choice, check_number, check_whole
 from gdod.errors import InputError
 
 
 class Options:
-    """Reads options of the data set ``owner``; `done` refuses what nobody asked for."""
+    """The options given to the data set ``owner``: each method returns one, `done` refuses those nobody asked for."""
 
     def __init__(self, owner: str, given: Mapping[str, object]) -> None:
         self.owner = owner
@@ -16,16 +17,13 @@ class Options:
 
     def whole(self, name: str, default: int, *, at_least: int = 1) -> int:
         value = self._take(name, default)
-        if at_least > 0:
-            check_positive(name, value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise InputError(f"{name}={value!r}; expected a whole number of at least {at_least}")
-        return value
+        check_whole(name, value, at_least)
+        return cast(int, value)
 
     def number(self, name: str, default: float, *, low: float = 0.0, high: float | None = None) -> float:
         value = self._take(name, default)
         check_number(name, value, at_least=low)
-        number = float(value)  # type: ignore[arg-type]
+        number = float(cast(float, value))
         if high is not None and number > high:
             raise InputError(f"{name}={value!r}; expected a number from {low:g} to {high:g}")
         return number
@@ -42,6 +40,7 @@ class Options:
         return value
 
     def done(self) -> None:
+        """Raise if an option was given that no other method was asked for."""
         for name in self._left:
             check_choice(f"option of the data set {self.owner!r}", name, self._known)
 

@@ -1,1 +1,1 @@
-"""Raw tables: their schema, the files they lie in, and their cells, read chunk by chunk."""
+"""Raw tables: their schema, the files they lie in, and their values, read chunk by chunk."""

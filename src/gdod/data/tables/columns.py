@@ -1,4 +1,4 @@
-"""What sequence, label and weight columns hold, once read: lists of text, labels in range, weights."""
+"""Read sequence, label and weight columns: lists of text, labels in range, weights."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from gdod.errors import InputError
 
 
 class Lists(NamedTuple):
-    """All values of a sequence column, one after the other."""
+    """The values of a sequence column, all rows one after the other."""
 
     values: pl.Series  # [m] text, no nulls
     rows: NDArray[np.int64]  # [m], the row each belongs to
@@ -20,7 +20,7 @@ class Lists(NamedTuple):
 
 
 def list_texts(column: pl.Series, separator: str, missing: tuple[str, ...], longest: int) -> Lists:
-    """The last ``longest`` values of each row."""
+    """Return the last ``longest`` values of each row of a sequence column."""
     if isinstance(column.dtype, pl.List | pl.Array):
         lists = column.cast(pl.List(column.dtype.inner)) if isinstance(column.dtype, pl.Array) else column
     else:
@@ -32,7 +32,7 @@ def list_texts(column: pl.Series, separator: str, missing: tuple[str, ...], long
 
 
 def padded(ids: NDArray[np.int32], rows: NDArray[np.int64], size: int, longest: int) -> NDArray[np.int32]:
-    """[m] ids and their rows -> [size, longest], known ids first, then 0."""
+    """Return a matrix of the last known ids of each row, then 0: [m] ids and their rows -> [size, longest]."""
     rows, ids = rows[ids > 0], ids[ids > 0]
     counts = np.bincount(rows, minlength=size)  # [size]
     places = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]  # [m], within the row
@@ -46,7 +46,7 @@ def padded(ids: NDArray[np.int32], rows: NDArray[np.int64], size: int, longest: 
 def label_values(
     frame: pl.DataFrame, name: str, table: TableSchema, classes: tuple[str, ...] | None, origin: Origin
 ) -> pl.Series:
-    """A label column as float64, null where there is none. ``classes``: of a multiclass task."""
+    """Return a label column as float64, null where there is no label. ``classes``: those of a multiclass task."""
     label = table.labels[name]
     values = _label(frame[name], label, table.file.missing, classes, origin)
     if label.when is None:
@@ -58,7 +58,7 @@ def label_values(
 
 
 def _condition(column: pl.Series, table: TableSchema, origin: Origin) -> pl.Series:
-    """Where a column is 1 or true; for a label, where it is positive."""
+    """Return where a column is 1 or true; for a label, where it is positive."""
     label, missing = table.columns.get(column.name), table.file.missing
     if isinstance(label, LabelColumn) and label.kind == "binary":
         return _binary(column, label, missing, origin) == 1
@@ -70,7 +70,7 @@ def _condition(column: pl.Series, table: TableSchema, origin: Origin) -> pl.Seri
 
 
 def _truths(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
-    """Text, with 1 for true and 0 for false."""
+    """Return a column as text, with 1 for true and 0 for false."""
     return text(column, missing).str.to_lowercase().replace({"true": "1", "false": "0"})
 
 
@@ -101,17 +101,18 @@ def _binary(column: pl.Series, label: LabelColumn, missing: tuple[str, ...], ori
 
 
 def _multiclass(column: pl.Series, classes: tuple[str, ...], origin: Origin) -> pl.Series:
-    found = column.cast(pl.Enum(classes), strict=False)
+    values = column.cast(pl.Enum(classes), strict=False)
     refuse(
-        found.is_null() & column.is_not_null(),
+        values.is_null() & column.is_not_null(),
         column,
         origin,
         f"expected one of the classes {', '.join(classes[:12])}; list them all in the schema: `classes: [...]`",
     )
-    return found.to_physical().cast(pl.Float64)
+    return values.to_physical().cast(pl.Float64)
 
 
 def weight_values(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+    """Return a weight column as float64, null where there is none."""
     values = numbers(column, missing, origin)
     refuse((values < 0) | values.is_infinite(), column, origin, "expected a weight of at least 0")
     return values

@@ -1,4 +1,4 @@
-"""Tables between polars and Arrow."""
+"""Convert tables between polars and Arrow."""
 
 import polars as pl
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Tables in files, read chunk by chunk in bounded memory."""
+"""Read the tables in files, chunk by chunk in bounded memory."""
 
 import csv as python_csv
 import io
@@ -30,14 +30,14 @@ _COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a table, and where they stand."""
+    """Some rows of a table, and where they come from."""
 
     frame: pl.DataFrame
     origin: Origin
 
 
 def columns_of(files: Sequence[Path], format: FileFormat) -> tuple[str, ...]:
-    """The names of the columns, which must be the same in all files."""
+    """Return the names of the columns, which must be the same in all files."""
     first: tuple[str, ...] | None = None
     for path in files:
         names = _names(path, format)
@@ -56,21 +56,21 @@ def columns_of(files: Sequence[Path], format: FileFormat) -> tuple[str, ...]:
 
 
 def read_chunks(files: Sequence[Path], format: FileFormat, columns: Sequence[str]) -> Iterator[Chunk]:
-    """All rows of some columns, file after file. Text files give text, nothing is guessed."""
+    """Yield all rows of some columns, file after file. Text files give text; nothing is guessed."""
     for path in files:
         yield from _parquet(path, columns) if kind(path) in PARQUET else _text(path, format, columns)
 
 
 def common_types(files: Sequence[Path], columns: Sequence[str]) -> pa.Schema:
-    """The types that hold the columns of all Parquet files that have rows."""
+    """Return types that hold the columns of all Parquet files that have rows."""
     common: dict[str, tuple[pa.DataType, Path]] = {}
     for path in files:
         with _explained(path), pq.ParquetFile(path) as file:
             if not file.metadata.num_rows:
                 continue
             # By way of Polars, as the rows come.
-            found = arrow(polars(file.schema_arrow.empty_table().select(list(columns)))).schema
-        for field in found:
+            types = arrow(polars(file.schema_arrow.empty_table().select(list(columns)))).schema
+        for field in types:
             before, first = common.setdefault(field.name, (field.type, path))
             if field.type == before:
                 continue
@@ -86,7 +86,7 @@ def common_types(files: Sequence[Path], columns: Sequence[str]) -> pa.Schema:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both. Text beside anything else makes text, as in a text file."""
+    """Return the type that holds the values of both, if there is one. Text beside anything else makes text."""
     types = [type.value_type if pa.types.is_dictionary(type) else type for type in (one, other)]
     if pa.large_string() in types and not any(map(pa.types.is_nested, types)):
         return pa.large_string()
@@ -128,7 +128,7 @@ def _text(path: Path, format: FileFormat, columns: Sequence[str]) -> Iterator[Ch
 
 @dataclass(frozen=True, kw_only=True)
 class _TextOrigin(Origin):
-    """Rows of a text file, counted with the header; a message gets the line where a row begins."""
+    """Rows of a text file, counted with the header; errors name the line where a row begins."""
 
     path: Path
     format: FileFormat
@@ -139,7 +139,7 @@ class _TextOrigin(Origin):
 
 
 def _line(path: Path, format: FileFormat, row: int) -> str:
-    """The line where a row of a text file begins.
+    """Return "line 7" for the line where a row of a text file begins.
 
     Blank lines and line breaks within quotation marks have no row of their own, so the file is gone through
     again, up to the row: only a message needs it.
@@ -153,10 +153,10 @@ def _line(path: Path, format: FileFormat, row: int) -> str:
                 escapechar=format.escape or None,
                 quoting=python_csv.QUOTE_MINIMAL if format.quote else python_csv.QUOTE_NONE,
             )
-            found, begins = 0, 1
+            rows, begins = 0, 1
             for cells in reader:
-                found += bool(cells)
-                if found == row:
+                rows += bool(cells)
+                if rows == row:
                     return f"line {begins}"
                 begins = reader.line_num + 1
     except (python_csv.Error, OSError, ValueError):
@@ -165,7 +165,7 @@ def _line(path: Path, format: FileFormat, row: int) -> str:
 
 
 def _stream(path: Path) -> pa.NativeFile:
-    """The bytes of a file, unpacked. The ending decides, in small or capital letters."""
+    """Open a file for reading, unpacked if its ending, in small or capital letters, is that of a compression."""
     return pa.input_stream(str(path), compression=_COMPRESSION.get(path.suffix.lower()))
 
 
@@ -199,7 +199,7 @@ def _open(path: Path, format: FileFormat, columns: Sequence[str]) -> csv.CSVStre
 
 
 def separator(path: Path, encoding: str) -> str:
-    """A tab for .tsv, otherwise the sign that the first line has most of."""
+    """Return a tab for .tsv, otherwise the one of comma, semicolon, tab and | that the first line has most."""
     if kind(path) == ".tsv":
         return "\t"
     with _explained(path), _stream(path) as stream:
@@ -210,7 +210,7 @@ def separator(path: Path, encoding: str) -> str:
 
 @contextmanager
 def _explained(path: Path, format: FileFormat | None = None) -> Iterator[None]:
-    """One message for whatever the readers raise, with the file and, in text of a format, the line."""
+    """Turn whatever the readers raise into an `InputError` with the file and, for text of a format, the line."""
     try:
         yield
     except (InputError, MemoryError):
@@ -222,13 +222,14 @@ def _explained(path: Path, format: FileFormat | None = None) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(_said(path, str(error), format)) from error
+        raise InputError(_reason(path, str(error), format)) from error
 
 
 _ENCODING = "if it is, say, Windows or Latin text, write `file: {encoding: latin-1}` in the schema"
 
 
-def _said(path: Path, error: str, format: FileFormat | None) -> str:
+def _reason(path: Path, error: str, format: FileFormat | None) -> str:
+    """Return a reader's error in words that say what to do."""
     error = error.splitlines()[0] if error else "unknown error"
     row = _ROW.search(error)
     where = f"{path}, {_line(path, format, int(row.group(1)))}" if row and format else str(path)

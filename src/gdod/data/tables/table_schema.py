@@ -1,4 +1,4 @@
-"""What the columns of a table are, and how it is split: written in Python, YAML or TOML.
+"""The schema of a table: what its columns are, and how it is split; written in Python, YAML or TOML.
 
 columns:
   age:     numeric
@@ -13,9 +13,9 @@ split: {by: random, seed: 0, validation: 0.1, test: 0.2}
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod._checks import listed, nearest
 from gdod.errors import InputError
@@ -26,14 +26,37 @@ from gdod.yaml_toml import PlainWordsLoader, parse_toml, parse_yaml
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 
 
+def _text(value: object) -> str:
+    """Return a value of YAML as text: 1 and true are a number and a truth value there, and text in a table."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _name(value: object) -> object:
+    """Return a column's name, which may be a number, as text; other values as they are, to be refused later."""
+    return _text(value) if isinstance(value, bool | int | float) else value
+
+
+def _cell(value: object) -> str:
+    """Return a value as `gdod.data.tables.values.text` writes cells, for comparison: "2" for 2.0, without spaces."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
+
+
+def _cells(values: object) -> object:
+    return tuple(map(_cell, values)) if isinstance(values, list | tuple) else values
+
+
+_Name = Annotated[str, BeforeValidator(_name)]
+_Cells = Annotated[tuple[str, ...], BeforeValidator(_cells)]
+
+
 class _Strict(BaseModel):
-    """No key that is not known: a misspelled one would otherwise be ignored in silence."""
+    """Base class that refuses unknown keys: a misspelled one would otherwise be ignored in silence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class CategoricalColumn(_Strict):
-    """Text or whole numbers that name things; each value becomes an id."""
+    """A column of text or whole numbers that name things; each value becomes an id."""
 
     type: Literal["categorical"] = "categorical"
     rare: int = Field(default=1, ge=1)
@@ -43,51 +66,47 @@ class CategoricalColumn(_Strict):
 
 
 class NumericColumn(_Strict):
+    """A column of numbers, scaled to mean 0 and standard deviation 1 over the training part."""
+
     type: Literal["numeric"] = "numeric"
     scale: Literal["standard", "log", "none"] = "standard"
-    """``log``: the logarithm first, for columns with a few very large values."""
+    """The scaling: "log" takes the logarithm first, for columns with a few very large values; "none" does nothing."""
 
 
 class SequenceColumn(_Strict):
-    """Several values in one, such as "12 7 40", or a list in Parquet."""
+    """A column with several values in a row, such as "12 7 40", or a list in Parquet."""
 
     type: Literal["sequence"] = "sequence"
     separator: str = Field(default=" ", min_length=1)
     longest: int = Field(default=50, ge=1)
-    """Of longer sequences the last values are kept."""
+    """The most values of a row; of longer sequences the last values are kept."""
     rare: int = Field(default=1, ge=1)
     limit: int | None = Field(default=None, ge=1)
 
 
 class WeightColumn(_Strict):
-    """How much an example counts. Brought to mean 1 over the training part."""
+    """A column that says how much an example counts; scaled to mean 1 over the training part."""
 
     type: Literal["weight"] = "weight"
 
 
 class LabelColumn(_Strict):
-    """What is to be predicted."""
+    """A column to predict: one task."""
 
     type: Literal["label"] = "label"
     kind: Kind = "binary"
-    when: str | None = None
+    when: _Name | None = None
     """The label exists only where this column is 1 or true."""
-    positive: tuple[str, ...] | None = None
+    positive: _Cells | None = None
     """For a binary task: the values that count as 1, all others as 0. Without it 0 and 1 are expected."""
-    classes: tuple[str, ...] | None = None
+    classes: _Cells | None = None
     """For a multiclass task: its values in order. Without it those of the training part, sorted."""
-
-    @field_validator("when", mode="before")
-    @classmethod
-    def _name(cls, value: object) -> object:
-        return _name(value)
 
     @field_validator("positive", "classes", mode="before")
     @classmethod
-    def _cells(cls, value: object) -> object:
-        if value is None:
-            return None
-        return tuple(_cell(item) for item in (value if isinstance(value, list | tuple) else [value]))
+    def _several(cls, value: object) -> object:
+        """Return one value as a list of one."""
+        return value if value is None or isinstance(value, list | tuple) else [value]
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -101,39 +120,29 @@ class LabelColumn(_Strict):
 
 
 class IgnoredColumn(_Strict):
+    """A column that is not used."""
+
     type: Literal["ignore"] = "ignore"
 
 
 Column = CategoricalColumn | NumericColumn | SequenceColumn | WeightColumn | LabelColumn | IgnoredColumn
-COLUMN_TYPES: dict[str, type[_Strict]] = {
-    "categorical": CategoricalColumn,
-    "numeric": NumericColumn,
-    "sequence": SequenceColumn,
-    "weight": WeightColumn,
-    "label": LabelColumn,
-    "ignore": IgnoredColumn,
-}
+COLUMN_TYPES: dict[str, type[_Strict]] = {kind.model_fields["type"].default: kind for kind in get_args(Column)}
 
 
 class Split(_Strict):
-    """Which rows are train, validation and test. Validation is always taken from what test leaves."""
+    """The way rows become train, validation and test. Validation is always taken from what test leaves."""
 
     by: Literal["random", "time", "group", "files"] = "random"
-    """time: the latest rows are test, the latest of the rest validation. group: all rows with the same
-    value of `column` are in one part. files: `test` (and `validation`, if you have one) are files."""
-    column: str | None = None
+    """The kind of split. time: the latest rows are test, the latest of the rest validation. group: all rows with
+    the same value of `column` are in one part. files: `test` (and `validation`, if you have one) are files."""
+    column: _Name | None = None
     format: str | None = None
-    """How a time is written, e.g. "%d/%m/%Y"; ISO dates and numbers need none."""
+    """The way a time is written, e.g. "%d/%m/%Y"; ISO dates and numbers need none."""
     seed: int = Field(default=0, ge=0)
     validation: float | str = 0.1
-    """Share of the rows that test leaves, or a file."""
+    """The share of the rows that test leaves, or a file."""
     test: float | str = 0.2
-    """Share of all rows, or a file."""
-
-    @field_validator("column", mode="before")
-    @classmethod
-    def _name(cls, value: object) -> object:
-        return _name(value)
+    """The share of all rows, or a file."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -157,17 +166,17 @@ class Split(_Strict):
 
 
 class FileFormat(_Strict):
-    """How a text file is written. Parquet needs none of it."""
+    """The way a text file is written. Parquet needs none of it."""
 
     separator: str | None = Field(default=None, min_length=1, max_length=1)
     """None: a tab for .tsv; otherwise the one of comma, semicolon, tab and | that the header has most."""
     quote: str | None = Field(default='"', max_length=1)
     escape: str | None = Field(default=None, max_length=1)
     encoding: str = "utf-8"
-    header: tuple[str, ...] | None = None
-    """Names of the columns, for a file that does not begin with them."""
-    missing: tuple[str, ...] = MISSING
-    """Text that means "no value"."""
+    header: tuple[_Name, ...] | None = None
+    """The names of the columns, for a file that does not begin with them."""
+    missing: _Cells = MISSING
+    """Texts that mean "no value"."""
 
     @field_validator("separator", "quote", "escape")
     @classmethod
@@ -184,16 +193,6 @@ class FileFormat(_Strict):
         except (LookupError, ValueError):
             raise ValueError(f"{value!r} is no encoding of text; expected e.g. utf-8, latin-1 or utf-16") from None
         return value
-
-    @field_validator("header", mode="before")
-    @classmethod
-    def _names(cls, value: object) -> object:
-        return tuple(map(_name, value)) if isinstance(value, list | tuple) else value
-
-    @field_validator("missing", mode="before")
-    @classmethod
-    def _cells(cls, value: object) -> object:
-        return tuple(map(_cell, value)) if isinstance(value, list | tuple) else value
 
 
 class TableSchema(_Strict):
@@ -212,7 +211,7 @@ class TableSchema(_Strict):
     @field_validator("columns", mode="before")
     @classmethod
     def _long_form(cls, value: object) -> object:
-        """`age: numeric` stands for `age: {type: numeric}`."""
+        """Return `age: numeric` as `age: {type: numeric}`."""
         if not isinstance(value, Mapping):
             return value
         return {_text(name): {"type": kind} if isinstance(kind, str) else kind for name, kind in value.items()}
@@ -231,40 +230,43 @@ class TableSchema(_Strict):
         return self
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
-        """The columns of one type, by name."""
+        """Return the columns of one type, by name."""
         return {name: column for name, column in self.columns.items() if isinstance(column, kind)}
 
     @property
     def features(self) -> tuple[str, ...]:
+        """The names of the columns that a model sees."""
         kinds = (CategoricalColumn, NumericColumn, SequenceColumn)
         return tuple(name for name, column in self.columns.items() if isinstance(column, kinds))
 
     @property
     def labels(self) -> dict[str, LabelColumn]:
+        """The columns to predict, by name."""
         return self.of(LabelColumn)
 
     @property
     def weight(self) -> str | None:
+        """The name of the weight column, if there is one."""
         return next(iter(self.of(WeightColumn)), None)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Every column that preparing the table reads."""
+        """The names of all columns that preparing the table reads."""
         names = [name for name, column in self.columns.items() if not isinstance(column, IgnoredColumn)]
         names += [label.when for label in self.labels.values() if label.when]
         names += [self.split.column] if self.split.column else []
         return tuple(dict.fromkeys(names))
 
-    def check_columns(self, found: Iterable[str], where: str) -> None:
-        """Refuses a table that lacks a column, with the nearest name it has."""
-        found = tuple(found)
+    def check_columns(self, present: Iterable[str], where: str) -> None:
+        """Raise if a table lacks a column of the schema; the error names the nearest that it has."""
+        present = tuple(present)
         for name in (*self.columns, *self.needed):
-            if name not in found:
-                raise InputError(f"{where} has no column {name!r}{nearest(name, found)}; it has {listed(found)}")
+            if name not in present:
+                raise InputError(f"{where} has no column {name!r}{nearest(name, present)}; it has {listed(present)}")
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """From a file that ends in .yaml, .yml or .toml."""
+        """Return the schema in a file that ends in .yaml, .yml or .toml."""
         path = Path(path)
         try:
             text = path.read_text("utf-8")
@@ -276,49 +278,33 @@ class TableSchema(_Strict):
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Self:
-        found: object
+        """Return the schema in a text; the ending of ``path`` tells YAML from TOML."""
+        content: object
         if path.suffix == ".toml":
-            found = parse_toml(text, f"the schema {path}")
+            content = parse_toml(text, f"the schema {path}")
         elif path.suffix in (".yaml", ".yml"):
-            found = parse_yaml(text, f"the schema {path}", PlainWordsLoader)
+            content = parse_yaml(text, f"the schema {path}", PlainWordsLoader)
         else:
             raise InputError(f"the schema {path} ends in {path.suffix!r}; expected .yaml, .yml or .toml")
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise InputError(f"the schema {path} holds no keys; expected at least `columns:`")
         try:
-            return cls(**{str(key): value for key, value in found.items()})
+            return cls(**{str(key): value for key, value in content.items()})
         except InputError as error:
             raise InputError(f"the schema {path}: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `TableSchema(**...)` makes the same schema again."""
+        """Return plain values; `TableSchema(**values)` makes the same schema again."""
         return self.model_dump(mode="json")
-
-
-def _text(value: object) -> str:
-    """YAML reads 1 and true as a number and a truth value; in a table they are text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
-def _name(value: object) -> object:
-    """A column's name, which may be a number; what is no name is left to be refused."""
-    return _text(value) if isinstance(value, bool | int | float) else value
-
-
-def _cell(value: object) -> str:
-    """As `gdod.data.tables.values.text` writes cells, with which it is compared: "2" for 2.0, no spaces around it."""
-    return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
 
 
 _SECTIONS: dict[str, type[_Strict]] = {"split": Split, "file": FileFormat}
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in words, with where it stands."""
+    """Return the first thing that is wrong, in words, with its place in the schema."""
     # A misspelled key says more than the key that is missing because of it.
-    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     path = [str(step) for step in first["loc"]]
     if len(path) > 2 and path[0] == "columns":
         tag = path.pop(2)  # pydantic puts the column's type between its name and its keys
@@ -331,8 +317,8 @@ def _explain(error: ValidationError) -> str:
             listed(owner.model_fields)
         )
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        found = first.get("ctx", {}).get("tag")
-        said = f"the type {found!r} is unknown{nearest(str(found), COLUMN_TYPES)}" if found else "it has no `type`"
+        kind = first.get("ctx", {}).get("tag")
+        said = f"the type {kind!r} is unknown{nearest(str(kind), COLUMN_TYPES)}" if kind else "it has no `type`"
         return f"{where}: {said}; expected one of {listed(COLUMN_TYPES)}"
     if first["type"] == "literal_error":
         known = re.findall(r"'(.*?)'", first["ctx"]["expected"])

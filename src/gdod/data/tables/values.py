@@ -1,4 +1,4 @@
-"""From the cells of a table to text and numbers, with null for "no value"."""
+"""Turn the cells of a table into text and numbers, with null for "no value"."""
 
 from dataclasses import dataclass, replace
 
@@ -11,24 +11,25 @@ from gdod.errors import InputError
 
 @dataclass(frozen=True)
 class Origin:
-    """Where some rows come from, for messages."""
+    """The place that some rows come from, for errors."""
 
     where: str = "the table"
     first: int = 1
-    """Number of the first row."""
+    """The number of the first row."""
     rows: NDArray[np.int64] | None = None
-    """For each row its place after ``first``; None: one after the other."""
+    """The place of each row after ``first``; None: one after the other."""
 
     def row(self, at: int) -> str:
+        """Return the place of the row at this position in words."""
         return f"{self.where}, row {self.first + (at if self.rows is None else int(self.rows[at]))}"
 
     def of(self, rows: NDArray[np.int64]) -> "Origin":
-        """Of some of the rows only."""
+        """Return the origin of the rows at these positions."""
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
 
 def usable(kind: pl.DataType) -> bool:
-    """Whether a column is of text, numbers, times or truth values, or of lists of them."""
+    """Return whether a column of this type is text, numbers, times or truth values, or lists of them."""
     if isinstance(kind, pl.List | pl.Array):
         inner = kind.inner
         return isinstance(inner, pl.DataType) and not inner.is_nested() and usable(inner)
@@ -36,7 +37,7 @@ def usable(kind: pl.DataType) -> bool:
 
 
 def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
-    """Values as text, without spaces around them; null where there is none.
+    """Return values as text, without spaces around them; null where there is none.
 
     A whole number is written the same whether a file or a program held it as 1, "1" or 1.0.
     """
@@ -61,27 +62,27 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
 
 
 def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
-    """Values as float64, null where there is none or it is nan; what is no number is refused."""
+    """Return values as float64, null where there is none or it is nan; raise for text that is no number."""
     kind = column.dtype
     if kind.is_nested() or kind.is_temporal() or kind in (pl.Binary, pl.Object):
         raise InputError(f"column {column.name!r} of {origin.where} holds {kind}; expected numbers")
     if kind == pl.Boolean or kind.is_numeric() or kind == pl.Null:
-        found = column.cast(pl.Float64)
+        values = column.cast(pl.Float64)
     else:
         written = text(column, missing)
-        found = written.cast(pl.Float64, strict=False)
-        refuse(found.is_null() & written.is_not_null(), column, origin, "expected a number")
-    return found.fill_nan(None)
+        values = written.cast(pl.Float64, strict=False)
+        refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
+    return values.fill_nan(None)
 
 
 def finite_numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
-    """The same with null for infinity, too: as a feature it would drown all other values."""
-    found = numbers(column, missing, origin)
-    return found.set(found.is_infinite(), None)
+    """Return `numbers` with null for infinity, too: as a feature it would drown all other values."""
+    values = numbers(column, missing, origin)
+    return values.set(values.is_infinite(), None)
 
 
 def refuse(wrong: pl.Series, column: pl.Series, origin: Origin, expected: str) -> None:
-    """Raises for the first row that is wrong."""
+    """Raise for the first row that is wrong, if there is one."""
     if not wrong.any():
         return
     at = wrong.arg_max()

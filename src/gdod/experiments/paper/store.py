@@ -18,8 +18,9 @@ from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.watch import Silent
 from gdod.methods import METHODS
 from gdod.training.config import check_config
-from gdod.training.job import check, load_data
+from gdod.training.preflight import check
 from gdod.training.run import Folder
+from gdod.training.train_run import load_data
 
 if TYPE_CHECKING:
     from gdod.data import Dataset

@@ -1,12 +1,21 @@
-"""What torchjd keeps, loaded when it is first used: its import takes longer than ours."""
+"""The bridge to torchjd (https://torchjd.org), both ways: its methods on our engine, our methods in its loops.
+
+This file is the door. torchjd itself is imported when something of it is first used, because that takes longer
+than importing this library.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gdod.methods.base import Method
+
+if TYPE_CHECKING:
+    from gdod.methods.torchjd.to_torchjd import ExactProjector, GDODAggregator, GDODWeighting
+
+__all__ = ["ExactProjector", "GDODAggregator", "GDODWeighting", "as_method", "torchjd_methods"]
 
 NAMES = (
     "upgrad",
@@ -31,29 +40,38 @@ NAMES = (
 
 
 def torchjd_methods() -> dict[str, Callable[..., Method]]:
-    """The methods that torchjd keeps and that fit this engine, by name; each takes its class's options.
+    """Return a constructor for each torchjd method that fits this engine, by name.
 
-    Besides those, ``seed``, and for scalarizers ``lr`` of what they learn.
+    Each takes the options of its torchjd class and ``seed``; scalarizers also take ``lr``, the learning rate
+    of their own parameters.
     """
     return {name: partial(_build, name) for name in NAMES}
 
 
 def _build(name: str, **options: Any) -> Method:
-    from gdod.methods.torchjd.from_torchjd import RECIPES
+    from gdod.methods.torchjd.by_name import RECIPES
 
-    return RECIPES[name].build(name, **options)
+    return RECIPES[name].build(name, options)
 
 
-def as_method(kept: object, *, seed: int | torch.Generator | None = None, lr: float | None = None) -> Method:
-    """The method that an object of torchjd (or of this library) stands for.
+def as_method(source: object, *, seed: int | torch.Generator | None = None, lr: float | None = None) -> Method:
+    """Return a method that does what a torchjd weighting, aggregator or scalarizer does.
 
-    Weightings and scalarizers draw from a generator of their own that starts at ``seed`` (0 by default).
-    Scalarizers with parameters (UW, IMTL-L) learn them with Adam at ``lr`` (0.025 by default); do not give
-    them to an optimizer too. The same object gives the same method again, with what it has learned,
-    unless a seed or a learning rate is given.
+    A method of this library is returned as it is. The same torchjd object gives the same method again, with
+    what it has learned, unless one of the options is given: ``seed``, where its random numbers start (0 by default),
+    or ``lr``, the learning rate of a scalarizer's own parameters (UW, IMTL-L; 0.025 by default). Those are learned
+    here with Adam; do not give them to an optimizer as well.
     """
-    if isinstance(kept, Method):
-        return kept
-    from gdod.methods.torchjd.from_torchjd import method_of
+    if isinstance(source, Method):
+        return source
+    from gdod.methods.torchjd.from_object import method_of
 
-    return method_of(kept, seed, lr)
+    return method_of(source, seed, lr)
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gdod.methods.torchjd import to_torchjd
+
+    return getattr(to_torchjd, name)

@@ -2,8 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchjd.aggregation import GramianWeightedAggregator, Weighting
-from torchjd.linalg import DualConeProjector, PSDMatrix
 
 from gdod._checks import check_positive
 from gdod.errors import InputError
@@ -11,18 +9,19 @@ from gdod.methods import hull
 from gdod.methods.base import Method
 from gdod.methods.gdod import GDOD
 from gdod.methods.gram import Gram
+from gdod.methods.torchjd.parts import aggregation, linalg
 
 
-class ExactProjector(DualConeProjector):
+class ExactProjector(linalg.DualConeProjector):
     """Projects onto the dual cone of the gradients exactly, by active sets, without quadprog.
 
-    In place of torchjd's `QuadprogProjector`, which adds 1e-4 to the diagonal and takes gradients
-    shorter than 0.01 for zero. Also for torchjd itself: ``UPGrad(projector=ExactProjector())``.
+    It takes the place of torchjd's `QuadprogProjector`, which adds 1e-4 to the diagonal and takes gradients
+    shorter than 0.01 for zero, also in torchjd itself: ``UPGrad(projector=ExactProjector())``.
     """
 
-    def __call__(self, U: Tensor, G: PSDMatrix) -> Tensor:
+    def __call__(self, U: Tensor, G: linalg.PSDMatrix) -> Tensor:
         units = hull.Units.of(G.detach().to("cpu", torch.float64).tolist())
-        rows = U.detach().to("cpu", torch.float64).view(-1, len(G)).tolist()
+        rows = U.detach().to("cpu", torch.float64).view(-1, len(G)).tolist()  # one or more of [K]
         projected = torch.tensor([self._project(units, row) for row in rows], dtype=torch.float64)
         return projected.view(U.shape).to(G)
 
@@ -32,17 +31,17 @@ class ExactProjector(DualConeProjector):
         amounts = [weights[i] * n for i, n in zip(units.present, units.lengths, strict=True)]
         scale = sum(map(abs, amounts)) or 1.0
         slope = [hull.dot(row, amounts) / scale for row in units.correlations]
-        result = list(weights)
-        found = hull.onto_dual_cone(units, slope, noise=1.0)
-        for i, z, n in zip(units.present, found, units.lengths, strict=True):
-            result[i] += scale * z / n
-        return result
+        added = hull.onto_dual_cone(units, slope, noise=1.0)
+        projected = list(weights)
+        for i, z, n in zip(units.present, added, units.lengths, strict=True):
+            projected[i] += scale * z / n
+        return projected
 
     def __repr__(self) -> str:
         return "ExactProjector()"
 
 
-class GDODWeighting(Weighting[PSDMatrix]):
+class GDODWeighting(aggregation.Weighting[linalg.PSDMatrix]):
     """GDOD, or another method of this library, as a torchjd `Weighting`.
 
     For a matrix of losses [examples, tasks], such as torchjd's instance-wise multi-task learning uses:
@@ -56,8 +55,8 @@ class GDODWeighting(Weighting[PSDMatrix]):
     cut into the method's groups, and their gradients averaged. All parameters count as shared.
 
     Args:
-        tasks: how many tasks there are; the Gramian's rows are ordered example by example.
-        method: `GDOD()` by default. It may need no losses, which a Gramian does not hold.
+        tasks: the number of tasks; the Gramian's rows are ordered example by example.
+        method: a method that needs no losses, because a Gramian does not hold them; `GDOD()` by default.
     """
 
     def __init__(self, tasks: int, method: Method | None = None) -> None:
@@ -66,7 +65,7 @@ class GDODWeighting(Weighting[PSDMatrix]):
         self.tasks = tasks
         self.method = GDOD() if method is None else method
 
-    def forward(self, stat: PSDMatrix, /) -> Tensor:
+    def forward(self, stat: linalg.PSDMatrix, /) -> Tensor:
         if stat.dim() != 2 or stat.shape[0] != stat.shape[1] or len(stat) == 0 or len(stat) % self.tasks:
             raise InputError(
                 f"the Gramian has shape {tuple(stat.shape)}; expected [N, N], N a multiple of tasks={self.tasks}"
@@ -75,7 +74,7 @@ class GDODWeighting(Weighting[PSDMatrix]):
         examples = len(matrix) // self.tasks
         count = examples if self.method.groups is None else min(self.method.groups, examples)
         parts = torch.arange(examples).tensor_split(count)
-        of_example = torch.zeros(count, examples, dtype=torch.float64)
+        of_example = torch.zeros(count, examples, dtype=torch.float64)  # [n, examples]
         for group, members in enumerate(parts):
             of_example[group, members] = 1 / len(members)
         rows = torch.kron(of_example, torch.eye(self.tasks, dtype=torch.float64))  # group means [n K, examples K]
@@ -92,7 +91,7 @@ class GDODWeighting(Weighting[PSDMatrix]):
         return f"GDODWeighting(tasks={self.tasks}, method={self.method!r})"
 
 
-class GDODAggregator(GramianWeightedAggregator):
+class GDODAggregator(aggregation.GramianWeightedAggregator):
     """`GDODWeighting` as an aggregator of Jacobians, for torchjd's `jac_to_grad`."""
 
     def __init__(self, tasks: int, method: Method | None = None) -> None:

@@ -1,6 +1,7 @@
 """Per-example losses: kinds of tasks, missing labels, weights."""
 
 from math import log
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_half_precision_logits_give_float32_losses() -> None:
         ),
     ],
 )
-def test_refusals(task: Task, labels: dict[str, Tensor], options: dict, text: str) -> None:
+def test_refusals(task: Task, labels: dict[str, Tensor], options: dict[str, Any], text: str) -> None:
     logits = {"click": torch.zeros(2), "kind": torch.zeros(2, 3)}
     with pytest.raises(gdod.InputError) as refused:
         per_example_losses(logits, labels, [task], **options)

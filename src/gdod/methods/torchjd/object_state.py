@@ -1,4 +1,4 @@
-"""What an object of torchjd remembers, as tensors and plain values, and back.
+"""Save what a torchjd object remembers as tensors and plain values, and load it again.
 
 torchjd's weightings and scalarizers keep their memory in attributes and unset buffers, which
 `Module.state_dict` leaves out. Here everything is saved that is a tensor, an array, a number, a list or
@@ -15,11 +15,11 @@ _OF_EVERY_MODULE = set(vars(nn.Module()))
 
 
 class _NotKept(Exception):
-    """A value of another kind."""
+    """The value is of a kind that is not saved."""
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """From the name of each attribute of the module and its parts to its value."""
+    """Return the values of the attributes of a module and its sub-modules, by "path.name"."""
     state: dict[str, Any] = {}
     for path, part in module.named_modules():
         for name, value in _attributes(part).items():
@@ -31,6 +31,7 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a module the attributes that `module_state` returned for another one of its kind."""
     parts = dict(module.named_modules())
     for key, packed in state.items():
         path, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""A raw table that can be gone through several times, whatever it was read from."""
+"""Raw tables that can be gone through several times, whatever they were read from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,15 @@ from gdod.errors import InputError
 _CHUNK_ROWS = 65_536
 
 
-class Table(Protocol):
-    @property
-    def rows(self) -> int: ...
+class RawTable(Protocol):
+    """A table as it was read, before anything is fitted or encoded."""
 
-    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]: ...
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+
+    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
+        """Yield all rows of some columns, in the same order each time."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class SpooledTable:
 
 
 def spool(chunks: Iterator[Chunk], path: Path, types: pa.Schema | None = None) -> SpooledTable:
-    """``types``: those of all chunks, if they may differ."""
+    """Write chunks to a file and return the table there. ``types``: those to write, if the chunks' may differ."""
     writer: pq.ParquetWriter | None = None
     origins, rows = [], 0
     try:
@@ -86,7 +90,7 @@ def spool(chunks: Iterator[Chunk], path: Path, types: pa.Schema | None = None) -
 
 
 def _cast(part: pa.Table, types: pa.Schema, origin: Origin) -> pa.Table:
-    """Parts of one table may differ in types: whole numbers here, fractions there."""
+    """Return rows with other types: parts of one table may have whole numbers here, fractions there."""
     columns = []
     for field in types:
         column = part[field.name]
@@ -100,13 +104,14 @@ def _cast(part: pa.Table, types: pa.Schema, origin: Origin) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=types)
 
 
-def file_table(files: Sequence[Path], format: FileFormat, columns: Sequence[str], path: Path) -> Table:
-    """The needed columns of some files; ``path`` is where it may keep a copy while it is used."""
+def file_table(files: Sequence[Path], format: FileFormat, columns: Sequence[str], path: Path) -> RawTable:
+    """Return the table in some files, with these columns; a copy lies at ``path`` while it is used."""
     types = common_types(files, columns) if kind(files[0]) in PARQUET else None
     return spool(read_chunks(files, format, columns), path, types)
 
 
-def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequence[str], path: Path) -> Table:
+def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequence[str], path: Path) -> RawTable:
+    """Return a frame as a table; of a lazy one, a copy of these columns lies at ``path`` while it is used."""
     if isinstance(frame, pl.DataFrame):
         return FrameTable(frame, where)
     return spool(_lazy_chunks(frame.select(columns), where), path)

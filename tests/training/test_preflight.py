@@ -1,4 +1,4 @@
-"""What can be told before any work is done is told then; what was left out of the data is told, too."""
+"""Tests that what can be told before any work is done is told then, and that notes say what the data lacks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""From logits and labels to per-example losses, as `gdod.backward` takes them."""
+"""The loss of each example, from logits and labels, as `gdod.backward` takes them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from gdod.schema import Kind, Task
 
 
 class Losses(NamedTuple):
-    """Losses of all tasks, and where their labels are known."""
+    """The losses of all tasks by name, and where their labels are known."""
 
     losses: dict[str, Tensor]  # [B] each
     mask: dict[str, Tensor]  # [B] bool each
@@ -26,19 +26,19 @@ def per_example_losses(
     mask: Mapping[str, Tensor] | None = None,
     weights: Tensor | Mapping[str, Tensor] | None = None,
 ) -> Losses:
-    """The loss of each example for each task: log loss, or squared error for regression.
+    """Return the loss of each example for each task: log loss, or squared error for regression.
 
         losses, mask = per_example_losses(model(batch), labels, model.tasks)
         gdod.backward(losses, mask=mask)
 
     Args:
-        logits: what a model returns.
-        labels: by task name, [B]: for a binary task 0 or 1, or a probability; for regression any
+        logits: the output of a model.
+        labels: the labels [B] by task name: for a binary task 0 or 1, or a probability; for regression any
             number; for several classes the class, from 0 on. A missing label is nan, or a negative
             class.
         tasks: the tasks of the model.
-        mask: by task name, [B] bool: False where a label is missing, too. Tasks may be left out.
-        weights: a factor of each example's loss, [B], for all tasks or by task name. `gdod.backward`
+        mask: bool [B] by task name: False where a label is missing, too. Tasks may be left out.
+        weights: a factor [B] for the loss of each example, for all tasks or by task name. `gdod.backward`
             takes the mean over labelled examples, so weights with mean 1 keep the losses' scale.
     """
     losses, known = {}, {}
@@ -90,11 +90,11 @@ _LOSSES: dict[Kind, Callable[[Task, Tensor, Tensor], Tensor]] = {
 }
 
 
-def _get(what: str, found: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in found:
-        names = ", ".join(map(repr, found)) or "none"
+def _get(what: str, by_task: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in by_task:
+        names = ", ".join(map(repr, by_task)) or "none"
         raise InputError(f"{what} has nothing for task {name!r}; it has {names}")
-    return found[name]
+    return by_task[name]
 
 
 def _check_length(what: str, task: Task, values: Tensor, size: int) -> None:

@@ -1,0 +1,201 @@
+"""`train`: a run from its configuration to its result. It is checked first, then trained, then tested once."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gdod._files import check_space, check_writable, make_folder, read_json, remove_parts, write_json
+from gdod.errors import InputError
+from gdod.models import build
+from gdod.training import checkpoint
+from gdod.training.config import TrainConfig
+from gdod.training.device import find_device
+from gdod.training.evaluation import predict_part
+from gdod.training.loop import Trainer
+from gdod.training.preflight import absolute_paths, check, check_data, check_folder
+from gdod.training.processes import current, own_device
+from gdod.training.progress import Progress, Silent
+from gdod.training.ranks import Ranks
+from gdod.training.record import Curves, Record, finite
+from gdod.training.run import Folder, about, decay_note, model_options
+from gdod.training.seeds import seed_for, seeded_method
+
+if TYPE_CHECKING:
+    from gdod.data.dataset import Dataset
+
+Result = dict[str, Any]
+"""The content of a run's `result.json`."""
+
+_RECORD_BYTES = 20_000_000  # room for metrics.jsonl and curves
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    dataset: "Dataset | None" = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] | None = None,
+    ranks: Ranks | None = None,
+) -> Result:
+    """Train a model, write a run folder, and return the content of its `result.json`.
+
+    Args:
+        config: what to do, e.g. from `read_config`.
+        out: the folder of the run.
+        dataset: the data if it is at hand; otherwise ``config.data`` says what to load.
+        resume: resume the run in ``out`` if there is one. A finished run is left as it is.
+        progress: told how far the run is.
+        command: the command that `about.json` says the run was started with.
+        ranks: this process among others that call this function, too; None: those of the default process group, if
+            there is one. All need to see the folder.
+
+    Raises:
+        InputError: something does not fit; raised before training.
+        NonFiniteError: a loss is not finite, and the configuration does not say to skip that.
+        Interrupted: by Ctrl-C, after a checkpoint was written.
+    """
+    ranks, folder = ranks or current(), Folder(Path(out))
+    progress = progress if progress is not None and ranks.rank == 0 else Silent()
+    if dataset is None:
+        config = absolute_paths(config)
+    device = ranks.agree(lambda: _checked_device(config, ranks))
+    if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
+        return result
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if dataset is None:
+        dataset = ranks.in_turns(lambda: load_data(config))
+    for note in dataset.notes:
+        progress.say(f"data: {note}")
+    if (undecayed := decay_note(config)) is not None:
+        progress.say(undecayed)
+    trainer = ranks.agree(lambda: _trainer(config, dataset, folder, device, progress, ranks))
+    if ranks.first(lambda: _prepare_folder(trainer)):
+        ranks.agree(lambda: trainer.resume(_load(trainer, folder.last)))
+    ranks.first(lambda: _describe(trainer, command))
+    return _finish(trainer, _run(trainer))
+
+
+def load_data(config: TrainConfig) -> "Dataset":
+    """Load the data that the configuration names."""
+    from gdod.data import load
+
+    data = config.data
+    return load(
+        data.source,
+        schema=data.schema_file,
+        labels=data.labels,
+        folder=data.folder,
+        cache=data.cache,
+        stream=data.stream,
+        **data.options,
+    )
+
+
+def _checked_device(config: TrainConfig, ranks: Ranks) -> torch.device:
+    check(config)
+    return own_device(find_device(config.device), ranks)
+
+
+def _finished(config: TrainConfig, folder: Folder, resume: bool) -> Result | None:
+    """Return the result of the run if it has finished; otherwise make sure that it can begin, or be resumed."""
+    check_folder(config, folder, resume)
+    if folder.is_finished:
+        return read_json(folder.result, "the result of a run")
+    check_writable(folder.checkpoints)
+    return None
+
+
+def _trainer(
+    config: TrainConfig, dataset: "Dataset", folder: Folder, device: torch.device, progress: Progress, ranks: Ranks
+) -> Trainer:
+    check_data(config, dataset, folder)
+    model = build(
+        config.model.name, dataset.schema, dataset.tasks, seed=seed_for("model", config.seed), **model_options(config)
+    )
+    method = seeded_method(config.method.name, config.method.options, config.seed)
+    return Trainer(config, dataset, model, method, folder, device=device, progress=progress, ranks=ranks)
+
+
+def _prepare_folder(trainer: Trainer) -> bool:
+    """Make the folder ready to write to, and return whether it holds a checkpoint to resume from."""
+    folder = trainer.folder
+    # Weights in the best checkpoint; weights and two moments in the last one, and in the one that is being written.
+    weights = sum(one.numel() * one.element_size() for one in trainer.model.parameters())
+    check_space(folder.path, (1 + 3 + 3) * weights + _RECORD_BYTES)
+    make_folder(folder.checkpoints)
+    for place in (folder.path, folder.checkpoints):
+        remove_parts(place)
+    return folder.last.exists()
+
+
+def _load(trainer: Trainer, path: Path) -> dict[str, Any]:
+    """Read a checkpoint that rank 0 has written."""
+    if trainer.ranks.rank and not path.exists():
+        raise InputError(f"{path} is not to be seen here; put --out on a file system that all machines share")
+    return checkpoint.load(path, trainer.device)
+
+
+def _describe(trainer: Trainer, command: Sequence[str] | None) -> None:
+    """Write the files that describe the run; if they are there, add the number of ranks it is resumed with."""
+    folder, config, ranks = trainer.folder, trainer.config, trainer.ranks.size
+    if not folder.is_run or not folder.about.exists():
+        write_json(folder.encoder, trainer.dataset.encoder.to_json())
+        started_with = sys.argv if command is None else command
+        write_json(folder.about, about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with))
+        write_json(folder.config, config.model_dump(mode="json"))  # last: it makes the folder a run
+        return
+    known = read_json(folder.about, "a description of the run")
+    before = known.get("ranks", 1)
+    if before != ranks:
+        changes = [*known.get("ranks_before", ()), {"ranks": before, "to_step": trainer.state.step}]
+        write_json(folder.about, {**known, "ranks": ranks, "ranks_before": changes})
+
+
+def _run(trainer: Trainer) -> str:
+    """Train with a record and progress, and return why training ended."""
+    folder, state, progress = trainer.folder, trainer.state, trainer.progress
+    record = None
+    if trainer.ranks.rank == 0:
+        curves = Curves(folder.tensorboard, state.step + 1) if trainer.config.tensorboard else None
+        record = Record(folder.metrics, state.recorded, curves)
+    try:
+        progress.start(trainer.total, state.step)
+        return trainer.run(record)
+    finally:
+        if record is not None:
+            record.close()
+        progress.close()
+
+
+def _finish(trainer: Trainer, stopped: str) -> Result:
+    """Evaluate the best weights on the test part, once, and write the result."""
+    state, dataset, config, ranks = trainer.state, trainer.dataset, trainer.config, trainer.ranks
+    trainer.model.load_state_dict(ranks.agree(lambda: _load(trainer, trainer.folder.best))["model"])
+    part = dataset.test if len(dataset.test) else dataset.validation
+    predictions = None
+    if len(part):
+        predictions = predict_part(trainer.model, part, config.evaluation_batch, trainer.device, ranks=ranks)
+
+    def write() -> Result:
+        tested = predictions if len(dataset.test) else None
+        result = {
+            "best_step": state.best_step,
+            "steps": state.step,
+            "seconds": state.seconds,
+            "milliseconds_per_step": trainer.milliseconds,
+            "validation": state.best,
+            "test": None if tested is None else tested.metrics(weighted=config.weighted_metrics),
+            "calibration": {} if predictions is None else predictions.calibration(),
+            "stopped": stopped,
+            "skipped": state.skipped,
+        }
+        write_json(trainer.folder.result, finite(result))
+        return read_json(trainer.folder.result, "the result of a run")
+
+    return ranks.first(write)
