@@ -1,62 +1,53 @@
 """Matrix products with a parameter: linear layers, `x @ W`, stacked experts in `bmm` or `einsum`.
 
 The row of such a parameter is a product of activations X and cotangents D, summed over the places
-(examples, or examples times positions) of a group, Dᵀ X. Either the rows are materialised, or their
-inner products come from those of activations and of cotangents between all places, so that nothing as
-large as a row appears; whichever costs less.
+(examples, or examples times positions) of a group, Dᵀ X.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.groups import Owner
-from gdod.rows.views import undo
+from gdod.rows.use import Use
 from gdod.rows.workspace import take
-
-# Numbers in the largest matrix of pairs of places.
-_CHUNK = 2**22
-# What the calls for a pair of tasks cost, in multiplications.
-_CALLS = 1_500_000
-# What reading or writing a number costs, in multiplications.
-_TRAFFIC = 8
 
 
 @dataclass(frozen=True)
-class Contraction:
+class Contraction(Use):
     """A use of a parameter W in ``X W`` (or in ``W X``, if ``left``), batched or not."""
 
     left: bool
-    saved: str  # where the node keeps X
-    scale: str | None = None  # where it keeps a factor of the product
-    vector: bool = False  # W is a vector in ``X @ W``
+    saved: str
+    """The attribute in which the node keeps X."""
+    scale: str | None = None
+    """The attribute in which it keeps a factor of the product."""
+    vector: bool = False
+    """Whether W is a vector in ``X @ W``."""
 
     def summed(self, dims: int) -> int:
-        """The dimension of the cotangent that the gradient of W sums over."""
+        """Return the dimension of the cotangent that the gradient of W sums over."""
         return dims - 1 if self.left or self.vector else dims - 2
 
     def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
         return owner.dim == self.summed(len(shape))
 
     def load(self, node: Node) -> Tensor:
-        """X as [E, M, in]: experts (1 without a batch dimension), places to sum over, features."""
+        """Return X [E, M, in]: experts (1 without a batch dimension), places to sum over, features."""
         x: Tensor = getattr(node, self.saved)
         if self.scale is not None and (scale := getattr(node, self.scale)) != 1:
             x = x * scale
         return working(self._sum_second(x))
 
     def cotangent(self, cotangent: Cotangent) -> Tensor:
-        """All passes side by side. [E, M, K * out]"""
+        """Return the cotangents of all tasks side by side. [E, M, K * out]"""
         if self.vector:
             return working(torch.stack(tuple(cotangent.passes), -1)).unsqueeze(0)
-        if isinstance(cotangent.found, Tensor):
-            return self._side_by_side(working(cotangent.found))
+        if isinstance(cotangent.deltas, Tensor):
+            return self._side_by_side(working(cotangent.deltas))
         deltas = [working(self._sum_second(delta)) for delta in cotangent.passes]
         first = deltas[0]
         return torch.cat(deltas, -1, out=take((*first.shape[:-1], len(deltas) * first.shape[-1]), first))
@@ -78,15 +69,15 @@ class Contraction:
         return x if x.dim() == 3 else x.unsqueeze(0)
 
     def rows(self, x: Tensor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
-        """Rows of the viewed parameter, in its own shape. [N, *shape]"""
-        xs, ds = _by_group(x, cotangent), _by_group(self.cotangent(cotangent), cotangent)
-        rows = _rows(xs, ds, x.shape[0], cotangent.tasks).unflatten(-1, (x.shape[0], -1, x.shape[-1]))
+        """Return the rows of the viewed parameter, in its shape. [N, *shape]"""
+        xs, ds = by_group(x, cotangent), by_group(self.cotangent(cotangent), cotangent)
+        rows = rows_of(xs, ds, x.shape[0], cotangent.tasks).unflatten(-1, (x.shape[0], -1, x.shape[-1]))
         oriented: Tensor = rows if self.left else rows.transpose(-1, -2)
         return oriented.reshape(-1, *shape)
 
 
-def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
-    """From [E, M, f] to one [groups * E, places of a group, f] for each run of equal groups."""
+def by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
+    """Cut [E, M, f] into one [groups * E, places of a group, f] for each run of equal groups."""
     owner, groups = cotangent.owner, cotangent.groups
     if x.shape[0] == 1 and owner.inner * groups.examples == x.shape[1] and groups.even:
         return [x.reshape(groups.count, -1, x.shape[2])]  # the common case, in one operation
@@ -100,8 +91,8 @@ def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
     ]
 
 
-def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tensor:
-    """[N, E * out * in]"""
+def rows_of(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tensor:
+    """Return the rows [N, E * out * in] from activations and cotangents that are cut by group."""
     parts = []
     for x, d in zip(xs, ds, strict=True):
         shape = (d.shape[0], d.shape[2], x.shape[2])
@@ -111,151 +102,3 @@ def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tenso
             part = part.view(-1, experts, tasks, size).transpose(1, 2)  # [g, K, E, out * in]
         parts.append(part.reshape(-1, experts * size))  # [g * K, E * out * in]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class Products(Block):
-    """A weight used in one or more contractions, with the bias added there, if any.
-
-    The bias is one more column of the weight, whose activation is always 1.
-    """
-
-    def __init__(
-        self,
-        uses: list[tuple[Contraction, Tensor, Cotangent]],
-        weight: tuple[Tensor, torch.Size, Chain],
-        bias: tuple[Tensor, torch.Size, Chain] | None,
-    ) -> None:
-        self.use, x, cotangent = uses[0]
-        self.weight, self.bias = weight, bias
-        self.tasks, self.groups = cotangent.tasks, cotangent.groups.count
-        self.experts = x.shape[0]
-        # For each run of equal groups: [groups * E, places, in] and [groups * E, places, K * out].
-        self.xs = _join([_by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
-        self.ds = _join([_by_group(use.cotangent(c), c) for use, _, c in uses])
-        self.inputs = self.xs[0].shape[-1]
-        self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.weight[0],) if self.bias is None else (self.weight[0], self.bias[0])
-
-    @property
-    def like(self) -> Tensor:
-        return self.xs[0] if self.rows is None else self.rows
-
-    def as_rows(self) -> Tensor:
-        """[N, E * out * in]"""
-        return _rows(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
-
-    def _rows_are_cheaper(self) -> bool:
-        """By multiplications and numbers read or written, both of which were seen to tell the time well."""
-        places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        outputs, pairs = self.ds[0].shape[-1] // self.tasks, self.tasks * (self.tasks + 1) // 2
-        count, size = self.groups * self.tasks, self.inputs * outputs * self.experts
-        rows = places * self.tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
-        between = places**2 * (self.inputs + pairs * (outputs + self.groups + 3 * _TRAFFIC))
-        return rows <= self.experts * (between + pairs * _CALLS)
-
-    def gram(self, precise: bool, only: Only = None) -> Tensor:
-        columns = self._columns(only)
-        if self.rows is None:
-            return self._between_places(torch.float64 if precise else self.xs[0].dtype, columns)
-        rows = self.rows.double() if precise else self.rows
-        if columns != slice(None):
-            rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
-        return symmetric_product(rows)
-
-    def _columns(self, only: Only) -> slice:
-        """Which inputs belong to the parameters asked for; the last one is the bias's, if there is one."""
-        if only is None or self.bias is None:
-            return slice(None) if only is None or id(self.weight[0]) in only else slice(0)
-        weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
-        return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
-
-    def _between_places(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        """The Gram matrix without rows. Those of tasks i and j have the inner products
-
-            Σ_{p in g, q in h} (x_p · x_q) (d_pi · d_qj),
-
-        so what is summed, by groups, is X Xᵀ times D_i D_jᵀ, number by number.
-        """
-        xs = [self._by_expert(x[..., inputs].to(dtype)).flatten(1, 2) for x in self.xs]
-        ds = [self._by_expert(d.to(dtype)).flatten(1, 2) for d in self.ds]
-        x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
-        d = (ds[0] if len(ds) == 1 else torch.cat(ds, 1)).unflatten(-1, (self.tasks, -1))  # [E, P, K, out]
-        members = self._members(dtype)  # [G, P]
-        tasks, totals = range(self.tasks), dict[tuple[int, int], Tensor]()
-        step = max(1, _CHUNK // x.shape[1])
-        for expert in range(self.experts):
-            for first in range(0, x.shape[1], step):
-                here = slice(first, first + step)
-                products = x[expert, here] @ x[expert].T  # [p, P]
-                for i, j in combinations_with_replacement(tasks, 2):
-                    both = (d[expert, here, i] @ d[expert, :, j].T) * products
-                    part = members[:, here] @ both @ members.T  # [G, G]
-                    totals[i, j] = totals[i, j] + part if (i, j) in totals else part
-        blocks = torch.stack([totals[i, j] if i <= j else totals[j, i].T for i in tasks for j in tasks])
-        gram: Tensor = blocks.unflatten(0, (self.tasks, self.tasks)).permute(2, 0, 3, 1)  # [G, K, G, K]
-        return gram.reshape(self.groups * self.tasks, -1)
-
-    def _members(self, dtype: torch.dtype) -> Tensor:
-        """Which places belong to which group. [G, P]"""
-        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
-        return _members(tuple(sizes), dtype, self.xs[0].device)
-
-    def _by_expert(self, x: Tensor) -> Tensor:
-        """[g * E, places, f] -> [E, g, places, f]"""
-        by_group: Tensor = x.unflatten(0, (-1, self.experts))
-        return by_group.transpose(0, 1)
-
-    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
-        grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
-        grads = []  # from [out, in] or [E, out, in]
-        if self.bias is not None:
-            parameter, shape, chain = self.bias
-            column = grad.select(-1, -1)  # with a bias there is one expert
-            grads.append((parameter, undo(chain, column if column.shape == shape else column.reshape(shape))))
-            grad = grad.narrow(-1, 0, self.inputs - 1)
-        parameter, shape, chain = self.weight
-        if not self.use.left and chain and type(chain[-1][0]).__name__ == "TBackward0":
-            chain, shape = chain[:-1], shape[::-1]  # `weight.t()`: two transpositions undo each other
-        elif not self.use.left:
-            grad = grad.transpose(-1, -2)
-        grads.append((parameter, undo(chain, grad if grad.shape == shape else grad.reshape(shape))))
-        return grads
-
-    def _combine_factors(self, weights: Tensor) -> Tensor:
-        """[E * out * in]"""
-        grads, group = [], 0
-        for x, d in zip(self.xs, self.ds, strict=True):
-            x, d = self._by_expert(x), self._by_expert(d)  # [E, g, places, f]
-            w = weights[group : group + x.shape[1]]  # [g, K]
-            v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(3)  # [E, g, places, out]
-            grads.append(torch.bmm(v.flatten(1, 2).mT, x.flatten(1, 2)))
-            group += x.shape[1]
-        total: Tensor = sum(grads[1:], grads[0])
-        return total.flatten()
-
-
-@lru_cache(maxsize=64)
-def _members(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    members: Tensor = torch.block_diag(*(torch.ones(1, size) for size in sizes))
-    return members.to(device, dtype)
-
-
-def _with_ones(x: Tensor) -> Tensor:
-    ones = _ones((*x.shape[:-1], 1), x.dtype, x.device)
-    return torch.cat([x, ones], -1, out=take((*x.shape[:-1], x.shape[-1] + 1), x))
-
-
-@lru_cache(maxsize=64)
-def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(shape, dtype=dtype, device=device)
-
-
-def _join(uses: list[list[Tensor]]) -> list[Tensor]:
-    """Places of all uses after each other, run by run."""
-    if len(uses) == 1:
-        return uses[0]
-    return [torch.cat(parts, 1) for parts in zip(*uses, strict=True)]

@@ -20,9 +20,13 @@ _SCALARS: dict[type, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class Graph:
+    """The numbered nodes of an autograd graph."""
+
     nodes: list[Node]
-    roots: list[int]  # the node of each loss
+    roots: list[int]
+    """The node of each loss."""
     signature: tuple[Any, ...]
+    """Equal for two graphs of the same structure over the same parameters."""
 
     def kind(self, index: int) -> str:
         return type(self.nodes[index]).__name__
@@ -31,21 +35,22 @@ class Graph:
         return [(child, output) for child, output in self.nodes[index].next_functions if child is not None]
 
     def leaf(self, index: int) -> Tensor:
-        """The tensor that accumulates its gradient at this node."""
+        """Return the tensor that accumulates its gradient at this node."""
         return self.nodes[index].variable  # type: ignore[attr-defined, no-any-return]
 
     def saved_scalars(self, index: int) -> tuple[Any, ...]:
-        """The kind of a node and what it saved besides tensors."""
+        """Return the class of a node and what it saved besides tensors."""
         node = self.nodes[index]
         values = (getattr(node, name) for name in _SCALARS[type(node)])
         return type(node), *(tuple(value) if isinstance(value, list) else value for value in values)
 
     def leaves(self) -> list[int]:
+        """Return the numbers of the nodes at which tensors accumulate their gradient."""
         return [number for number, node in enumerate(self.nodes) if type(node) is LEAF]
 
 
 def walk(roots: Sequence[Node]) -> Graph:
-    """Numbers the nodes reachable from ``roots`` breadth first."""
+    """Number the nodes reachable from ``roots``, breadth first."""
     nodes = list(dict.fromkeys(roots))
     index = {node: number for number, node in enumerate(nodes)}
     starts = [index[root] for root in roots]
@@ -76,12 +81,12 @@ def walk(roots: Sequence[Node]) -> Graph:
 
 
 def signed(value: int) -> int:
-    """Nodes report negative numbers as unsigned ones."""
+    """Return a saved dimension as it was passed: nodes report negative numbers as unsigned ones."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def _names_of_scalars(kind: type) -> tuple[str, ...]:
-    """Names of what a kind of node saved besides tensors: dimensions, sizes, flags."""
+    """Return the names of what nodes of a class save besides tensors: dimensions, sizes, flags."""
     names = dir(kind)
     return tuple(
         name

@@ -13,15 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Groups:
-    """``count`` runs of consecutive examples, as even as possible (as `torch.tensor_split` cuts)."""
+    """A batch cut into ``count`` runs of consecutive examples, as even as possible (as `torch.tensor_split` cuts)."""
 
     examples: int
     count: int
     cut: tuple[tuple[int, int], ...] | None = None
-    """In place of even ones: ``(groups, size)`` of what one process has of the groups of all."""
+    """Runs ``(groups, size)`` in place of even ones: what one process has of the groups of all."""
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields ``(start, groups, size)``: runs of equally large groups, of which there are at most two
+        """Yield ``(start, groups, size)`` of each run of equally large groups, of which there are at most two
         (or four, of a process that has only a part of its first and of its last group)."""
         if self.cut is not None:
             start = 0
@@ -43,10 +43,11 @@ class Groups:
 
     @property
     def even(self) -> bool:
+        """Whether all groups have the same size."""
         return self.examples % self.count == 0 if self.cut is None else len(self.cut) == 1
 
     def part(self, start: int, examples: int) -> "tuple[int, Groups]":
-        """What ``examples`` examples from ``start`` on have of the groups: the first one's number, and parts of groups.
+        """Return the first group that has some of ``examples`` examples from ``start`` on, and these examples' groups.
 
         A part of a group is a run of its own, even where it happens to be as large as the groups next to it.
         """
@@ -71,7 +72,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Owner:
-    """Which example an element of a cotangent belongs to.
+    """The example that each element of a cotangent belongs to.
 
     Dimension ``dim`` has size ``outer * examples * inner`` (all other dimensions lie inside an
     example): the first of a batch-first tensor, the second of a sequence-first one, or either of
@@ -82,5 +83,5 @@ class Owner:
     inner: int
 
     def examples_of(self, shape: torch.Size, examples: int) -> Tensor:
-        """The example of each index along ``dim``. [shape[dim]]"""
+        """Return the example of each index along ``dim``. [shape[dim]]"""
         return torch.arange(shape[self.dim]).div(self.inner, rounding_mode="floor") % examples

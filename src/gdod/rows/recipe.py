@@ -1,4 +1,4 @@
-"""How the rows of each shared parameter are found, once it is known which example owns what."""
+"""How each shared parameter gets its rows, once it is known which example owns what."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from gdod.rows.graph import Graph
 from gdod.rows.groups import Owner
 from gdod.rows.ownership import has_candidates
 from gdod.rows.plan import Place, Plan, Shared
-from gdod.rows.rules import RULES
+from gdod.rows.reduction import Reduction
 
 _WHOLE = Owner(0, 1)
 
@@ -25,6 +25,8 @@ class Located:
 
 @dataclass(frozen=True)
 class Parameter:
+    """A shared parameter with all places where it is used."""
+
     leaf: int
     located: tuple[Located, ...]
 
@@ -36,19 +38,24 @@ class Slow:
     parameter: Parameter
     reason: str
     mixes: bool
-    is_table: bool  # then only the touched entries are asked for
+    """Whether the reason is that examples mix."""
+    is_table: bool
+    """Whether autograd is asked for the entries that the batch touches only."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    products: tuple[tuple[Parameter, Parameter | None], ...]  # a weight, and the bias added in the same nodes
+    """All shared parameters, sorted by how they get their rows."""
+
+    products: tuple[tuple[Parameter, Parameter | None], ...]
+    """Weights of matrix products, each with the bias that is added in the same nodes."""
     tables: tuple[Parameter, ...]
     others: tuple[Parameter, ...]
     slow: tuple[Slow, ...]
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Where each task's backward pass leaves a cotangent."""
+        """The nodes at whose output the cotangents of all tasks are wanted."""
         parameters = [p for pair in self.products for p in pair if p is not None]
         located = [at for p in (*parameters, *self.tables, *self.others) for at in p.located]
         return tuple(dict.fromkeys(at.place.node for at in located))
@@ -61,6 +68,15 @@ def make_recipe(
     shapes: dict[int, torch.Size],
     examples: int,
 ) -> Recipe:
+    """Sort the shared parameters of a plan by how they get their rows.
+
+    Args:
+        graph: The graph of this step.
+        plan: The plan of all graphs of its structure.
+        owners: For each node of the plan, the possible owners of its cotangent's elements.
+        shapes: The shape of each of these cotangents.
+        examples: The number of examples in the batch.
+    """
     products, tables, others, slow = [], [], [], []
     for shared in plan.shared:
         parameter, why, mixes = _locate(graph, shared, owners, shapes, examples)
@@ -103,16 +119,17 @@ def _locate(
 
 
 def _added_with(graph: Graph, weight: Parameter, bias: Parameter) -> bool:
-    """Whether ``bias`` is what `addmm` adds to the product with ``weight``, everywhere."""
+    """Return whether ``bias`` is what `addmm` adds to the product with ``weight``, everywhere."""
     if [at.place.node for at in weight.located] != [at.place.node for at in bias.located]:
         return False
-    if any(at.place.use is not RULES["AddmmBackward0", 0] for at in bias.located):
-        return False
-    use = weight.located[0].place.use
+    use, shape = weight.located[0].place.use, weight.located[0].place.shape
     assert isinstance(use, Contraction)
-    outputs = weight.located[0].place.shape[-1]
-    return not use.left and all(
-        at.place.shape == (outputs,)
+    if use.left or len(shape) != 2:
+        return False
+    return all(
+        # In a node that multiplies matrices, this is the use of what is added.
+        isinstance(at.place.use, Reduction)
+        and at.place.shape == shape[-1:]
         and at.owner == other.owner
         and at.place.view == bias.located[0].place.view
         and graph.nodes[at.place.node]._saved_beta == 1  # type: ignore[attr-defined]

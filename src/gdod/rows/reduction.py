@@ -9,19 +9,21 @@ from torch.autograd.graph import Node
 
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.groups import Owner
+from gdod.rows.use import Use
 
 Factor = Tensor | float
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """The gradient is the cotangent times a factor, summed over the dimensions broadcast over."""
+class Reduction(Use):
+    """The use of a parameter whose gradient is the cotangent times a factor, summed where it was broadcast."""
 
     factor: Callable[[Node], Factor]
-    channels: bool = False  # the parameter lies along dimension 1, not along the last ones
+    channels: bool = False
+    """Whether the parameter lies along dimension 1, not along the last ones."""
 
     def dims(self, shape: torch.Size, weight: torch.Size) -> list[int]:
-        """The dimensions of the cotangent along which the parameter lies."""
+        """Return the dimensions of the cotangent along which the parameter lies."""
         if self.channels:
             return [1]
         first = len(shape) - len(weight)
@@ -34,7 +36,7 @@ class Reduction:
         return self.factor(node)
 
     def rows(self, factor: Factor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
-        """[N, *shape]"""
+        """Return the rows of the parameter. [N, *shape]"""
         deltas = working(cotangent.stacked)  # [K, ...]
         if not isinstance(factor, float | int) or factor != 1:
             deltas = deltas * factor
@@ -57,11 +59,12 @@ class Reduction:
 
 
 def constant(value: float) -> Callable[[Node], Factor]:
+    """Return a factor that is the same for all nodes."""
     return lambda node: value
 
 
 def saved(name: str, sign: float = 1.0) -> Callable[[Node], Factor]:
-    """A number or tensor that the node keeps."""
+    """Return the factor that a node keeps under this name, a number or tensor."""
 
     def read(node: Node) -> Factor:
         value: Factor = getattr(node, name)
@@ -71,11 +74,13 @@ def saved(name: str, sign: float = 1.0) -> Callable[[Node], Factor]:
 
 
 def divisor(node: Node) -> Factor:
+    """Return the factor of what is divided: the reciprocal of the divisor."""
     other: Tensor = node._saved_other  # type: ignore[attr-defined]
     return 1 / other
 
 
 def layer_normalised(node: Node) -> Factor:
+    """Return the factor of layer norm's weight: the normalised input."""
     x = working(node._saved_input)  # type: ignore[attr-defined]
     mean, rstd = node._saved_result1, node._saved_result2  # type: ignore[attr-defined]
     if torch.is_grad_enabled():
@@ -85,6 +90,7 @@ def layer_normalised(node: Node) -> Factor:
 
 
 def batch_normalised(node: Node) -> Factor:
+    """Return the factor of batch norm's weight: the normalised input."""
     x = working(node._saved_input)  # type: ignore[attr-defined]
     shape = (1, -1) + (1,) * (x.dim() - 2)
     if node._saved_training:  # type: ignore[attr-defined]
@@ -99,7 +105,7 @@ def batch_normalised(node: Node) -> Factor:
 
 
 def _moments(x: Tensor, dims: tuple[int, ...], rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation that can be differentiated, which those a node saved cannot."""
+    """Return mean and reciprocal deviation that can be differentiated, which those a node saved cannot."""
     mean = x.mean(dims, keepdim=True)
     variance = (x - mean).square().mean(dims, keepdim=True)
     eps = (rstd.detach() ** -2 - variance).detach()
