@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 import gdod
 from gdod.rows import products
-from gdod.rows.contraction import Contraction
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.products import Products
+from gdod.rows.uses import Contraction
 
 EXAMPLES, INPUTS, OUTPUTS, TASKS = 10, 5, 4, 3
 

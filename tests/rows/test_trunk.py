@@ -92,9 +92,9 @@ def test_a_rule_gives_what_autograd_gives(name: str) -> None:
         rule = stacked_rule(node, slot)
         assert rule is not None
         shape = output_shape(child, output)
-        found = rule(node, slot, shape)(cotangents)
+        stacked_grads = rule(node, slot, shape)(cotangents)
         # It is autograd that undoes broadcasting, not the node.
-        torch.testing.assert_close(found, torch.stack([grads[slot].sum_to_size(shape) for grads in expected]))
+        torch.testing.assert_close(stacked_grads, torch.stack([grads[slot].sum_to_size(shape) for grads in expected]))
         checked += 1
     assert checked
 
@@ -148,9 +148,9 @@ def through_rows(net: Net, x: Tensor) -> tuple[dict[str, Tensor], gdod.Info]:
 def test_one_pass_serves_all_tasks(activation: nn.Module) -> None:
     net, x = Net(activation).double(), torch.randn(8, 5, dtype=torch.float64)
     for _ in range(4):  # the first, second and fourth step are compared with autograd's own passes
-        found, info = through_rows(net, x)
+        grads, info = through_rows(net, x)
         assert info.passes == 1
-        torch.testing.assert_close(found, summed(net, x))
+        torch.testing.assert_close(grads, summed(net, x))
 
 
 def test_a_hook_on_a_shared_activation_counts() -> None:
@@ -159,9 +159,9 @@ def test_a_hook_on_a_shared_activation_counts() -> None:
     net.hook = lambda grad: -grad  # gradient reversal
     expected = summed(net, x)
     for _ in range(5):
-        found, info = through_rows(net, x)
+        grads, info = through_rows(net, x)
         assert info.passes == TASKS
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(grads, expected)
 
 
 def test_the_tasks_graph_is_freed() -> None:
@@ -186,8 +186,8 @@ def test_a_task_that_enters_the_trunk_at_two_depths() -> None:
 
     net, x = Skip(nn.ReLU()).double(), torch.randn(8, 5, dtype=torch.float64)
     for _ in range(3):
-        found, _ = through_rows(net, x)
-        torch.testing.assert_close(found, summed(net, x))
+        grads, _ = through_rows(net, x)
+        torch.testing.assert_close(grads, summed(net, x))
 
 
 def test_a_split_in_the_trunk() -> None:
@@ -201,8 +201,8 @@ def test_a_split_in_the_trunk() -> None:
 
     net, x = Halves(nn.ReLU()).double(), torch.randn(8, 5, dtype=torch.float64)
     for _ in range(3):
-        found, _ = through_rows(net, x)
-        torch.testing.assert_close(found, summed(net, x))
+        grads, _ = through_rows(net, x)
+        torch.testing.assert_close(grads, summed(net, x))
 
 
 def test_large_layers_in_memory_that_is_kept(dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ Gram matrices are returned in the precision of the rows, or in float64 where tha
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -85,9 +86,4 @@ def symmetric_product(rows: Tensor) -> Tensor:
 
 def sum_of_products(parts: Iterable[Tensor]) -> Tensor:
     """Return the Gram matrix of rows that come some columns at a time."""
-    total: Tensor | None = None
-    for rows in parts:
-        product = symmetric_product(rows)
-        total = product if total is None else total + product
-    assert total is not None
-    return total
+    return reduce(torch.add, map(symmetric_product, parts))

@@ -35,13 +35,8 @@ def collect(
 ) -> Rows:
     """Return the rows of all shared parameters and the gradients of the others.
 
-    Args:
-        targets: The losses of each task.
-        seeds: The weight of each example in its task's mean. [K, B]
-        active: The tasks whose weights are not all zero.
-        groups: How the examples are cut into groups.
-        shared: The shared parameters; None: those that at least two tasks reach.
-        retain_graph: Whether the graph is needed again.
+    ``seeds`` [K, B] holds the weight of each example in its task's mean, ``active`` the tasks that have any weight.
+    Without ``shared``, a parameter is shared if at least two tasks reach it.
     """
     graph = walk([target.node for target in targets])
     named = None if shared is None else frozenset(map(id, shared))
@@ -59,7 +54,7 @@ def collect(
         blocks=list(passes.blocks()),
         shared=tuple(graph.leaf(parameter.leaf) for parameter in plan.shared),
         own=[(graph.leaf(leaf), grads) for leaf, grads in passes.private.items()],
-        slow=tuple(SlowPath(graph.leaf(slow.parameter.leaf), slow.reason) for slow in recipe.slow),
+        slow=tuple(SlowPath(graph.leaf(slow.leaf), slow.reason) for slow in recipe.slow),
         passes=passes.count,
         last_layer=frozenset(id(graph.leaf(leaf)) for leaf in plan.last_layer),
     )
@@ -70,7 +65,7 @@ _WARNED = WeakTensorKeyDictionary()
 
 def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
     """Warn that parameters need a pass for each row because examples mix, once for a model."""
-    mixed = [graph.leaf(slow.parameter.leaf) for slow in recipe.slow if slow.mixes]
+    mixed = [graph.leaf(slow.leaf) for slow in recipe.slow if slow.mixes]
     if mixed and not any(parameter in _WARNED for parameter in mixed):
         warnings.warn(
             "examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...), "

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-_NONE = -1
 LEAF: type = type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _SCALARS: dict[type, tuple[str, ...]] = {}
 
@@ -23,16 +22,8 @@ class Graph:
     """The numbered nodes of an autograd graph."""
 
     nodes: list[Node]
-    roots: list[int]
-    """The node of each loss."""
-    signature: tuple[Any, ...]
-    """Equal for two graphs of the same structure over the same parameters."""
-
-    def kind(self, index: int) -> str:
-        return type(self.nodes[index]).__name__
-
-    def children(self, index: int) -> list[tuple[Node, int]]:
-        return [(child, output) for child, output in self.nodes[index].next_functions if child is not None]
+    roots: list[int]  # the node of each loss
+    signature: tuple[Any, ...]  # equal for two graphs of the same structure over the same parameters
 
     def leaf(self, index: int) -> Tensor:
         """Return the tensor that accumulates its gradient at this node."""
@@ -70,7 +61,7 @@ def walk(roots: Sequence[Node]) -> Graph:
             signature.append(tuple(value) if isinstance(value, list) else value)
         for child, output in node.next_functions:
             if child is None:
-                signature.append(_NONE)
+                signature.append(None)
                 continue
             number = index.get(child)
             if number is None:

@@ -6,6 +6,7 @@ Rows are ordered group by group: row ``g * tasks + i`` belongs to group ``g`` an
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -51,23 +52,14 @@ class Groups:
 
         A part of a group is a run of its own, even where it happens to be as large as the groups next to it.
         """
+        groups = [(first + group * size, size) for first, count, size in self.runs() for group in range(count)]
+        inside = [min(low + size, start + examples) - max(low, start) for low, size in groups]
+        some = [(number, size == groups[number][1], size) for number, size in enumerate(inside) if size > 0]
         cut: list[tuple[int, int]] = []
-        first, number, last = 0, 0, (0, True)
-        for begin, groups, size in self.runs():
-            for group in range(groups):
-                low, high = begin + group * size, begin + (group + 1) * size
-                inside = min(high, start + examples) - max(low, start)
-                if inside > 0:
-                    kind = (inside, inside == size)
-                    if not cut:
-                        first = number
-                    if cut and kind == last and kind[1]:
-                        cut[-1] = (cut[-1][0] + 1, inside)
-                    else:
-                        cut.append((1, inside))
-                    last = kind
-                number += 1
-        return first, Groups(examples, sum(groups for groups, _ in cut), tuple(cut))
+        for (whole, size), run in groupby(some, lambda part: part[1:]):
+            count = len(list(run))
+            cut += [(count, size)] if whole else [(1, size)] * count
+        return some[0][0] if some else 0, Groups(examples, len(some), tuple(cut))
 
 
 @dataclass(frozen=True)
@@ -85,3 +77,6 @@ class Owner:
     def examples_of(self, shape: torch.Size, examples: int) -> Tensor:
         """Return the example of each index along ``dim``. [shape[dim]]"""
         return torch.arange(shape[self.dim]).div(self.inner, rounding_mode="floor") % examples
+
+
+WHOLE = Owner(0, 1)  # of a cotangent all of whose elements belong to one example

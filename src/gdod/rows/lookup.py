@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gdod.rows.blocks import Block, Only, sum_of_products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
-from gdod.rows.use import Use
+from gdod.rows.uses import Use
 from gdod.rows.workspace import zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
@@ -23,14 +24,10 @@ _SHARED_CHUNK = 2**24
 class Entries:
     """What a use takes out of a table: one entry for each id looked up."""
 
-    ids: Tensor
-    """The id of each entry. [E]"""
-    places: Tensor | None = None
-    """The vector of the output that each entry was added to; None: one each. [E]"""
-    factor: Tensor | None = None
-    """The factor with which it was added. [E, 1]"""
-    padding: int = -1
-    """The id whose vector takes no gradient, if it is not negative."""
+    ids: Tensor  # [E]
+    places: Tensor | None = None  # the vector of the output that each entry was added to; None: one each [E]
+    factor: Tensor | None = None  # the factor with which it was added [E, 1]
+    padding: int = -1  # the id whose vector takes no gradient, if it is not negative
 
     def values(self, cotangent: Cotangent) -> Tensor:
         """Return the gradient of each entry. [K, E, d]"""
@@ -58,8 +55,9 @@ class TableUse(Use):
     """The use of a table whose vectors are looked up by id."""
 
     def obstacle(self, node: Node) -> str | None:
-        scaled = node._saved_scale_grad_by_freq  # type: ignore[attr-defined]
-        return "the table scales gradients by frequency in the batch" if scaled else None
+        if node._saved_scale_grad_by_freq:  # type: ignore[attr-defined]
+            return "the table scales gradients by frequency in the batch"
+        return "an EmbeddingBag of mode 'max'" if getattr(node, "_saved_mode", 0) == 2 else None
 
     def rows(self, entries: Entries, cotangent: Cotangent, shape: torch.Size) -> Tensor:
         """Return the rows of the whole table, for one that is also used otherwise. [N, *shape]"""
@@ -87,10 +85,6 @@ class Lookup(TableUse):
 @dataclass(frozen=True)
 class Bag(TableUse):
     """The use of a table in `torch.nn.EmbeddingBag`, of mode sum or mean."""
-
-    def obstacle(self, node: Node) -> str | None:
-        largest = node._saved_mode == 2  # type: ignore[attr-defined]
-        return super().obstacle(node) or ("an EmbeddingBag of mode 'max'" if largest else None)
 
     def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
         return owner.dim == 0
@@ -128,12 +122,8 @@ class Tables(Block):
         cotangent = uses[0][2]
         self.groups, self.tasks = cotangent.groups.count, cotangent.tasks
         self.uses = [(number, entries) for number, entries, _ in uses]
-        first_id, offset = [], 0
-        for table, _, _ in tables:
-            first_id.append(offset)
-            offset += table.shape[0]
-        ids = [entries.ids + first_id[number] if number else entries.ids for number, entries, _ in uses]
-        self.ids, self.rows = _joined(ids), offset  # [E]
+        *first_ids, self.rows = accumulate((table.shape[0] for table, _, _ in tables), initial=0)
+        self.ids = _joined([entries.ids + first_ids[number] if number else entries.ids for number, entries, _ in uses])
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         self.values = _joined([entries.values(cotangent) for _, entries, cotangent in uses], 1)  # [K, E, d]
         # Whether the uses are equally long and each has its entries group by group, as many in each.
@@ -151,10 +141,7 @@ class Tables(Block):
         return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        """Return the inner products of the rows. [N, N]
-
-        Rows of small tables are made. In large ones an id that occurs once meets only itself; the others are merged.
-        """
+        # Rows of small tables are made. In large ones an id that occurs once meets only itself; the others are merged.
         values = self.values.double() if precise else self.values
         if only is not None:
             values = values * self._belongs_to(only).unsqueeze(1)
@@ -229,15 +216,12 @@ class Tables(Block):
 
     def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the tables with their gradients, from the gradient of each entry [E, d]."""
-        grads = []
-        parts: dict[int, list[tuple[Entries, Tensor]]] = {}
+        parts: list[list[tuple[Entries, Tensor]]] = [[] for _ in self.tables]
         by_use = summed.split([entries.ids.shape[0] for _, entries in self.uses])
         for (number, entries), values in zip(self.uses, by_use, strict=True):
-            parts.setdefault(number, []).append((entries, values))
-        for number, (table, sparse) in enumerate(self.tables):
-            uses = parts[number]
-            grads.append((table, (_sparse if sparse else _dense)(table, uses)))
-        return grads
+            parts[number].append((entries, values))
+        tables = zip(self.tables, parts, strict=True)
+        return [(table, (_sparse if sparse else _dense)(table, uses)) for (table, sparse), uses in tables]
 
 
 @lru_cache(maxsize=4)  # with a group for each example they are large

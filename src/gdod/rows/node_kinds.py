@@ -14,13 +14,10 @@ import torch
 from torch.autograd.graph import Node
 
 from gdod.rows import mixing, stacked, views
-from gdod.rows.contraction import Contraction
-from gdod.rows.convolution import Convolution
 from gdod.rows.lookup import Bag, Lookup
 from gdod.rows.mixing import Separation
-from gdod.rows.reduction import Reduction, batch_normalised, constant, divisor, layer_normalised, saved
 from gdod.rows.stacked import Rule
-from gdod.rows.use import Use
+from gdod.rows.uses import Contraction, Convolution, Reduction, Use, batch_normalised, divisor, layer_normalised
 from gdod.rows.views import Condition
 
 
@@ -47,17 +44,16 @@ class NodeKind:
 
 
 _UNKNOWN = NodeKind()
-_SUM = Reduction(constant(1.0))
-_SUM_OF_CHANNELS = Reduction(constant(1.0), channels=True)
+_SUM = Reduction()
+_SUM_OF_CHANNELS = Reduction(channels=True)
 _separate = partial(NodeKind, separates=mixing.always)
-_aten = torch.ops.aten
 
 # The names of node classes of which the same is known, and what it is. Each name stands here once.
 ENTRIES: Mapping[str, NodeKind] = {
     # Matrix products
     "AddmmBackward0": NodeKind(
         uses={
-            0: Reduction(saved("_saved_beta")),
+            0: Reduction("_saved_beta"),
             1: Contraction(left=True, saved="_saved_mat2", scale="_saved_alpha"),
             2: Contraction(left=False, saved="_saved_mat1", scale="_saved_alpha"),
         },
@@ -66,7 +62,7 @@ ENTRIES: Mapping[str, NodeKind] = {
     ),
     "BaddbmmBackward0": NodeKind(
         uses={
-            0: Reduction(saved("_saved_beta")),
+            0: Reduction("_saved_beta"),
             1: Contraction(left=True, saved="_saved_batch2", scale="_saved_alpha"),
             2: Contraction(left=False, saved="_saved_batch1", scale="_saved_alpha"),
         },
@@ -104,17 +100,15 @@ ENTRIES: Mapping[str, NodeKind] = {
     SoftmaxBackwardDataBackward0
     """: NodeKind(separates=mixing.unless_along_its_dim),
     # Element by element
-    "AddBackward0": _separate(uses={0: _SUM, 1: Reduction(saved("_saved_alpha"))}, stacked=stacked.add(1)),
-    "SubBackward0": _separate(uses={0: _SUM, 1: Reduction(saved("_saved_alpha", sign=-1.0))}, stacked=stacked.add(-1)),
-    "MulBackward0": _separate(
-        uses={0: Reduction(saved("_saved_other")), 1: Reduction(saved("_saved_self"))}, stacked=stacked.mul
-    ),
+    "AddBackward0": _separate(uses={0: _SUM, 1: Reduction("_saved_alpha")}, stacked=stacked.add(1)),
+    "SubBackward0": _separate(uses={0: _SUM, 1: Reduction("_saved_alpha", sign=-1)}, stacked=stacked.add(-1)),
+    "MulBackward0": _separate(uses={0: Reduction("_saved_other"), 1: Reduction("_saved_self")}, stacked=stacked.mul),
     "DivBackward0": _separate(uses={0: Reduction(divisor)}, stacked=stacked.div),
     "ClampBackward1": _separate(stacked=stacked.clamp),
     "ReluBackward0": _separate(stacked=stacked.pointwise(stacked.relu, "_saved_result")),
-    "SigmoidBackward0": _separate(stacked=stacked.pointwise(_aten.sigmoid_backward, "_saved_result")),
-    "SiluBackward0": _separate(stacked=stacked.pointwise(_aten.silu_backward, "_saved_self")),
-    "TanhBackward0": _separate(stacked=stacked.pointwise(_aten.tanh_backward, "_saved_result")),
+    "SigmoidBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.sigmoid_backward, "_saved_result")),
+    "SiluBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.silu_backward, "_saved_self")),
+    "TanhBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.tanh_backward, "_saved_result")),
     """
     AbsBackward0 AddBackward1 AddcdivBackward0 AddcmulBackward0 AtanBackward0 BinaryCrossEntropyBackward0
     BinaryCrossEntropyBackwardBackward0 BinaryCrossEntropyWithLogitsBackward0 CeluBackward0 CeluBackward1
@@ -136,10 +130,9 @@ ENTRIES: Mapping[str, NodeKind] = {
     WhereBackward0 XlogyBackward0 XlogyBackward1 XlogyBackward2
     """: _separate(),
     # Views and copies
-    "CloneBackward0": _separate(stacked=stacked.clone, view=views.always),
     """
-    ReshapeAliasBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 SqueezeBackward4
-    SqueezeBackward5 UnsafeViewBackward0 UnsqueezeBackward0 UnsqueezeBackward1 ViewBackward0
+    CloneBackward0 ReshapeAliasBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3
+    SqueezeBackward4 SqueezeBackward5 UnsafeViewBackward0 UnsqueezeBackward0 UnsqueezeBackward1 ViewBackward0
     """: _separate(stacked=stacked.reshape, view=views.always),
     "TBackward0 TBackward1": _separate(stacked=stacked.t, view=views.always, transposes=views.always),
     "TransposeBackward0 TransposeBackward1": _separate(

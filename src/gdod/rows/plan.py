@@ -14,12 +14,11 @@ import torch
 from torch.autograd.graph import Node
 
 from gdod.errors import InputError
-from gdod.rows.contraction import Contraction
 from gdod.rows.graph import LEAF, Graph
-from gdod.rows.groups import Owner
+from gdod.rows.groups import WHOLE, Owner
 from gdod.rows.lookup import TableUse
 from gdod.rows.node_kinds import is_view, kind_of, use_of
-from gdod.rows.use import Use
+from gdod.rows.uses import Contraction, Use
 from gdod.rows.views import output_shape
 
 if TYPE_CHECKING:
@@ -36,21 +35,20 @@ class Place:
 
     node: int
     use: Use
-    chain: Chain
-    """The (node, output) of each view, from the parameter outwards."""
-    view: tuple[Hashable, ...]
-    """What the chain does: equal for equal views."""
-    shape: torch.Size
-    """The shape of the viewed parameter."""
+    chain: Chain  # the (node, output) of each view, from the parameter outwards
+    view: tuple[Hashable, ...]  # what the chain does: equal for equal views
+    shape: torch.Size  # the shape of the viewed parameter
+    owner: Owner = WHOLE  # the owner of the elements of the cotangent there, once it is known
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A shared parameter and all its uses, or the reason why autograd has to make each of its rows."""
+    """A shared parameter and all its uses, and the reason, if there is one, why each row takes a backward pass."""
 
     leaf: int
     places: tuple[Place, ...]
-    reason: str | None = None
+    reason: str = ""
+    mixes: bool = False  # whether the reason is that examples mix
 
     @property
     def is_table(self) -> bool:
@@ -69,16 +67,11 @@ class Plan:
     """What is known about all graphs of one structure."""
 
     shared: tuple[Shared, ...]
-    private: tuple[tuple[int, ...], ...]
-    """For each task the leaves that it reaches and that are not shared."""
-    nodes: tuple[int, ...]
-    """The nodes where cotangents are wanted."""
-    way: tuple[tuple[int, int], ...]
-    """The (node, output) of everything between the losses and ``nodes``."""
-    last_layer: tuple[int, ...]
-    """The shared leaves that are used closest to the losses."""
-    reached: tuple[frozenset[int], ...]
-    """For each task all nodes that its loss reaches."""
+    private: tuple[tuple[int, ...], ...]  # for each task the leaves that it reaches and that are not shared
+    nodes: tuple[int, ...]  # the nodes where cotangents are wanted
+    way: tuple[tuple[int, int], ...]  # the (node, output) of everything between the losses and there
+    last_layer: tuple[int, ...]  # the shared leaves that are used closest to the losses
+    reached: tuple[frozenset[int], ...]  # for each task all nodes that its loss reaches
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
 
 
@@ -87,14 +80,11 @@ class Assignment:
     """The owners of the cotangents' elements, for one set of cotangent shapes, and what follows from them."""
 
     owners: dict[tuple[int, int], list[Owner]] = field(default_factory=dict)
-    visits: int = 0
-    """The number of steps that had these shapes."""
-    settled: bool = False
-    """Whether other numbers in the same graph cannot change the owners."""
+    visits: int = 0  # the number of steps that had these shapes
+    settled: bool = False  # whether other numbers in the same graph cannot change the owners
     recipe: Recipe | None = None
     trunk: Trunk | None = None
-    examine: bool = True
-    """Whether the trunk is to be compared with autograd's own passes in this step."""
+    examine: bool = True  # whether the trunk is to be compared with autograd's own passes in this step
 
 
 _PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
@@ -170,9 +160,8 @@ def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator
 def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
     seen, stack = {root}, [root]
     while stack:
-        for child, _ in graph.children(stack.pop()):
-            number = numbers[child]
-            if number not in seen:
+        for child, _ in graph.nodes[stack.pop()].next_functions:
+            if child is not None and (number := numbers[child]) not in seen:
                 seen.add(number)
                 stack.append(number)
     return seen

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
-from gdod.rows.contraction import Contraction, by_group, rows_of
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.node_kinds import kind_of
+from gdod.rows.uses import Contraction, by_group, rows_of
 from gdod.rows.views import undo
 from gdod.rows.workspace import take
 
@@ -26,7 +26,7 @@ _TRAFFIC = 8
 
 
 class Products(Block):
-    """A weight used in one or more contractions, with the bias added there, if any.
+    """The rows of a weight that is used in one or more contractions, and of the bias added there, if any.
 
     The bias is one more column of the weight, whose activation is always 1.
     """
@@ -95,7 +95,8 @@ class Products(Block):
         ds = [self._by_expert(d.to(dtype)).flatten(1, 2) for d in self.ds]
         x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
         d = (ds[0] if len(ds) == 1 else torch.cat(ds, 1)).unflatten(-1, (self.tasks, -1))  # [E, P, K, out]
-        members = self._members(dtype)  # [G, P]
+        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
+        members = _members(tuple(sizes), dtype, x.device)  # [G, P]
         tasks, totals = range(self.tasks), dict[tuple[int, int], Tensor]()
         step = max(1, _CHUNK // x.shape[1])
         for expert in range(self.experts):
@@ -109,11 +110,6 @@ class Products(Block):
         blocks = torch.stack([totals[i, j] if i <= j else totals[j, i].T for i in tasks for j in tasks])
         gram: Tensor = blocks.unflatten(0, (self.tasks, self.tasks)).permute(2, 0, 3, 1)  # [G, K, G, K]
         return gram.reshape(self.groups * self.tasks, -1)
-
-    def _members(self, dtype: torch.dtype) -> Tensor:
-        """Return which places belong to which group, as ones and zeros. [G, P]"""
-        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
-        return _members(tuple(sizes), dtype, self.xs[0].device)
 
     def _by_expert(self, x: Tensor) -> Tensor:
         """View [g * E, places, f] as [E, g, places, f]."""
@@ -152,6 +148,7 @@ class Products(Block):
 
 @lru_cache(maxsize=64)
 def _members(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return which places belong to which group, as ones and zeros, from the groups' numbers of places. [G, P]"""
     members: Tensor = torch.block_diag(*(torch.ones(1, size) for size in sizes))
     return members.to(device, dtype)
 

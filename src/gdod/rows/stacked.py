@@ -35,10 +35,6 @@ def _summed(d: Tensor, shape: torch.Size) -> Tensor:
     return d.sum(wide, keepdim=True) if wide else d
 
 
-def clone(node: Node, slot: int, shape: torch.Size) -> Pass:
-    return lambda d: d
-
-
 def reshape(node: Node, slot: int, shape: torch.Size) -> Pass:
     return lambda d: d.reshape(d.shape[0], *shape)
 

@@ -11,9 +11,11 @@ calls it saves.)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from gdod.rows import stacked
 from gdod.rows.graph import LEAF, Graph
@@ -33,21 +35,17 @@ class _Source:
 
     node: int
     slot: int
-    task: int | None
-    """The only task that reaches the node; None: a shared one, whose cotangent is stacked."""
+    task: int | None  # the only task that reaches the node; None: a shared one, whose cotangent is stacked
     rule: Rule | None
-    shape: torch.Size
-    """The shape of that input."""
+    shape: torch.Size  # the shape of that input
 
 
 @dataclass(frozen=True)
 class Trunk:
     """The shared part of a graph, in the order in which cotangents are taken down."""
 
-    edges: Mapping[int, int]
-    """The task of each node of a single task at which autograd's pass is to stop."""
-    order: tuple[tuple[int, tuple[tuple[_Source, ...], ...]], ...]
-    """The shared nodes, each with the sources of the cotangent of each of its outputs."""
+    edges: Mapping[int, int]  # nodes of a single task at which autograd's pass is to stop, and their task
+    order: tuple[tuple[int, tuple[tuple[_Source, ...], ...]], ...]  # shared nodes, and what each output comes from
 
     def entries(self, graph: Graph) -> dict[_Source, Pass]:
         """Return the ways into the trunk, read off the graph before autograd's pass frees it."""
@@ -124,27 +122,21 @@ def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
             if child is None or (numbers[child], output) not in sources:
                 continue
             mine, rule = len(own) == 1, stacked_rule(node, slot)
-            if not _can_pass(graph, number, rule, mine):
+            if not _can_pass(node, rule, mine):
                 return None
             if mine:
                 edges[number] = own[0]
             at = numbers[child], output
             sources[at].append(_Source(number, slot, own[0] if mine else None, rule, shapes[at]))
+    outputs = {number: range(len(graph.nodes[number]._input_metadata)) for number in shared}
     order = _sorted(shared, sources)
-    return Trunk(
-        edges, tuple((n, tuple(tuple(sources.get((n, at), ())) for at in range(_outputs(graph, n)))) for n in order)
-    )
+    return Trunk(edges, tuple((n, tuple(tuple(sources.get((n, at), ())) for at in outputs[n])) for n in order))
 
 
-def _outputs(graph: Graph, number: int) -> int:
-    return len(graph.nodes[number]._input_metadata)
-
-
-def _can_pass(graph: Graph, number: int, rule: Rule | None, mine: bool) -> bool:
+def _can_pass(node: Node, rule: Rule | None, mine: bool) -> bool:
     """Return whether a node's cotangent can be passed on by its rule or by a call; ``mine``: it is a single task's."""
-    node = graph.nodes[number]
     if rule is not None:
-        return _outputs(graph, number) == 1
+        return len(node._input_metadata) == 1
     # A node that is called gives the gradients of all its inputs: of parameters, too, which is waste. And
     # one at the edge has been freed by then.
     parameters = any(type(child) is LEAF for child, _ in node.next_functions)
@@ -156,21 +148,4 @@ def _sorted(shared: Sequence[int], sources: Mapping[tuple[int, int], Sequence[_S
     above: dict[int, set[int]] = {number: set() for number in shared}
     for (number, _), passing in sources.items():
         above[number] |= {source.node for source in passing if source.task is None}
-    order: list[int] = []
-    done: set[int] = set()
-
-    def visit(first: int) -> None:
-        stack = [first]
-        while stack:
-            waiting = [node for node in above[stack[-1]] if node not in done]
-            if waiting:
-                stack += waiting
-            else:
-                number = stack.pop()
-                if number not in done:
-                    done.add(number)
-                    order.append(number)
-
-    for number in shared:
-        visit(number)
-    return order
+    return list(TopologicalSorter(above).static_order())

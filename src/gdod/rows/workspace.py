@@ -16,7 +16,6 @@ _BYTES = 2**28
 # What so many steps had no use for is given back: batches of changing sizes would otherwise leave memory of each.
 _STEPS = 64
 
-
 _Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
