@@ -126,8 +126,9 @@ class Products(Block):
             grads.append((parameter, undo(chain, column if column.shape == shape else column.reshape(shape))))
             grad = grad.narrow(-1, 0, self.inputs - 1)
         parameter, shape, chain = self.weight
-        if not self.use.left and chain and len(shape) == 2 and kind_of(node := chain[-1][0]).transposes(node):
-            chain, shape = chain[:-1], torch.Size(reversed(shape))  # `weight.t()`: two transpositions undo each other
+        is_matrix = len(shape) == 2
+        if not self.use.left and chain and is_matrix and kind_of(node := chain[-1][0]).transposes(node):
+            chain, shape = chain[:-1], shape[::-1]  # `weight.t()`: two transpositions undo each other
         elif not self.use.left:
             grad = grad.transpose(-1, -2)
         grads.append((parameter, undo(chain, grad if grad.shape == shape else grad.reshape(shape))))
