@@ -65,9 +65,9 @@ def test_they_are_distributed_as_independent_normal_vectors(size: int, count: in
         with_tasks.append(products)
         among.append(squares)
 
-    def check(found: Tensor, expected: Tensor) -> None:
-        error = found.std(0) / draws**0.5
-        assert ((found.mean(0) - expected).abs() <= 5 * error).all()
+    def check(drawn: Tensor, expected: Tensor) -> None:
+        error = drawn.std(0) / draws**0.5
+        assert ((drawn.mean(0) - expected).abs() <= 5 * error).all()
 
     u, z, w = torch.stack(sums), torch.stack(with_tasks), torch.stack(among)
     check(u, torch.zeros(size))

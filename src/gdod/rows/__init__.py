@@ -1,8 +1,8 @@
 """Gradient rows: one for each group of examples and task, over all shared parameters.
 
-The autograd graph lives in this package and nowhere else. `collect` runs the backward passes and
-returns `Rows`, which answers the two questions a method needs: the rows' inner products, and a
-weighted sum of them as gradients of the parameters.
+No other package knows the autograd graph. `collect` runs the backward passes and returns `Rows`, which
+answers the two questions a method needs: the rows' inner products, and a weighted sum of them as
+gradients of the parameters.
 """
 
 import torch

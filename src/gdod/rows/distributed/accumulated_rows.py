@@ -14,11 +14,11 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Dense
-from gdod.rows.contraction import Products
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.distributed.column_exchange import InGroup, Layer, Merged, Slice, apart, layer_of, merge, sum_by_id
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.lookup import Entries, Tables
+from gdod.rows.products import Products
 from gdod.rows.rows import Rows, SlowPath
 
 _OF_TABLES = (-1,)

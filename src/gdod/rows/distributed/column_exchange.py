@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from gdod.rows.blocks import Block, Dense, Only, symmetric_product
-from gdod.rows.contraction import Contraction, Products
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.distributed.exchange import digest
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.lookup import Entries, Tables
+from gdod.rows.products import Products
+from gdod.rows.uses import Contraction
 
 _WITHOUT = -1  # in place of a bias's number
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Dense, Only
 from gdod.rows.collect import check_among, collect
-from gdod.rows.contraction import Products
 from gdod.rows.cotangent import working
 from gdod.rows.distributed.accumulated_rows import JoinedRows
 from gdod.rows.distributed.column_exchange import (
@@ -38,6 +37,7 @@ from gdod.rows.groups import Groups
 from gdod.rows.lookup import Tables
 from gdod.rows.passes import derivatives
 from gdod.rows.plan import plan_for
+from gdod.rows.products import Products
 from gdod.rows.random_rows import RandomRows
 from gdod.rows.rows import Rows, SlowPath, precision
 from gdod.rows.targets import Target

@@ -14,9 +14,8 @@ from torch.autograd.graph import Node
 from gdod.errors import InputError
 from gdod.rows.distributed.exchange import digest
 from gdod.rows.graph import LEAF, Graph
-from gdod.rows.views import is_view
-
-_LOOKUPS = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+from gdod.rows.lookup import TableUse
+from gdod.rows.node_kinds import is_view, kind_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def lookups(graph: Graph, leaves: list[int]) -> dict[int, Lookups]:
                 continue
             number = numbers[child]  # type: ignore[index]
             before = found.setdefault(number, [])
-            if type(node).__name__ in _LOOKUPS and slot == 0 and before is not None:
+            if isinstance(kind_of(node).uses.get(slot), TableUse) and before is not None:
                 before.append(node)
             else:
                 found[number] = None
