@@ -161,6 +161,7 @@ def _compare(
     from gdod.experiments.compare import compare
     from gdod.experiments.summary import caption, figures, overview_table
     from gdod.experiments.watch import Shown, Silent
+    from gdod.report.tables import as_terminal
 
     console = screen(stderr=as_json)
     with stopping_told():
@@ -181,7 +182,7 @@ def _compare(
     else:
         if any(setting.finished for setting in outcome.study.settings):
             console.print(caption(outcome.study))
-            console.print(overview_table(outcome.study))
+            console.print(as_terminal(overview_table(outcome.study)))
         for path in written.values():
             console.print(str(path), soft_wrap=True)
     end(outcome)

@@ -1,13 +1,14 @@
 """`gdod data`: look at a table, prepare it, see what is prepared."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdod.cli import download
-from gdod.cli.train import explained
+from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
     from gdod.data import Inspection
@@ -63,18 +64,16 @@ def inspect(
             typer.echo(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
 
 
-def _print_inspection(found: "Inspection") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    looked = "rows" if found.whole else "rows looked at (there are more)"
-    table = Table("column", "taken for", "found", "for example", title=f"{found.source}: {found.rows:,} {looked}")
-    for column in found.columns:
+def _print_inspection(inspection: "Inspection") -> None:
+    looked = "rows" if inspection.whole else "rows looked at (there are more)"
+    rows = []
+    for column in inspection.columns:
         options = ", ".join(f"{name}: {value}" for name, value in column.options.items())
         kind = f"{column.type} ({options})" if options else column.type
-        table.add_row(column.name, kind, column.summary(found.rows), ", ".join(column.examples))
-    Console(markup=False).print(table)  # names and values may have brackets
-    if not any(column.type == "label" for column in found.columns):
+        rows.append([column.name, kind, column.summary(inspection.rows), ", ".join(column.examples)])
+    titles = ("column", "taken for", "found", "for example")
+    _print_table(titles, rows, f"{inspection.source}: {inspection.rows:,} {looked}")
+    if not any(column.type == "label" for column in inspection.columns):
         typer.echo("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
 
 
@@ -114,26 +113,24 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **about}, ensure_ascii=False))
         return
-    from rich.console import Console
-
-    Console(markup=False).print(_parts_table(about))
+    labels = list(about["parts"]["train"]["labels"])
+    rows = []
+    for part, held in about["parts"].items():
+        cells = []
+        for name in labels:
+            label = held["labels"].get(name, {"labelled": 0, "mean": None})
+            cells.append("" if label["mean"] is None else f"{label['mean']:.4f}, {label['labelled']:,}")
+        rows.append([part, f"{held['rows']:,}", *cells])
+    _print_table(("part", "rows", *(f"{name} (mean, labelled)" for name in labels)), rows, about["name"])
     for note in about["notes"]:
         typer.echo(f"- {note}")
     typer.echo(f"Prepared: {folder}")
 
 
-def _parts_table(about: dict[str, Any]) -> Any:
-    from rich.table import Table
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    from gdod.report.tables import TextTable, as_terminal
 
-    labels = list(about["parts"]["train"]["labels"])
-    table = Table("part", "rows", *(f"{name} (mean, labelled)" for name in labels), title=about["name"])
-    for part, found in about["parts"].items():
-        cells = []
-        for name in labels:
-            label = found["labels"].get(name, {"labelled": 0, "mean": None})
-            cells.append("" if label["mean"] is None else f"{label['mean']:.4f}, {label['labelled']:,}")
-        table.add_row(part, f"{found['rows']:,}", *cells)
-    return table
+    screen().print(as_terminal(TextTable.of_texts(titles, rows, title), frame="box"))
 
 
 download.register(app)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdod.cli.train import explained
+from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
     from gdod.data.sets.download import ByHand, Progress
@@ -148,19 +148,15 @@ def ads(
 
 def sets() -> None:
     """List the data sets that have a name, and where they come from."""
-    from rich.console import Console
-    from rich.table import Table
-
     from gdod.data.sets import SOURCES
     from gdod.data.sets.download import BY_HAND, PUBLIC
+    from gdod.report.tables import TextTable, as_terminal
 
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("name", "what", "from", "here"):
-        shown.add_column(heading, overflow="fold")
+    rows = []
     for name, source in SOURCES.items():
         origin = PUBLIC[name].url if name in PUBLIC else f"{BY_HAND[name].page} (login)" if name in BY_HAND else "made"
-        shown.add_row(name, source.title, origin, "yes" if origin == "made" or _is_here(name) else "no")
-    Console().print(shown)
+        rows.append([name, source.title, origin, "yes" if origin == "made" or _is_here(name) else "no"])
+    screen().print(as_terminal(TextTable.of_texts(("name", "what", "from", "here"), rows), frame="none"))
 
 
 def _write(out: Path, write: Callable[[Path], object]) -> None:

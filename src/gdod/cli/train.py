@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
+    from gdod.report.tables import TextTable
     from gdod.training import TrainConfig
     from gdod.training.ranks import Ranks
 
@@ -206,34 +206,33 @@ def screen(*, stderr: bool = False) -> "Console":
 
 def show_metrics(console: "Console", parts: dict[str, dict[str, Any]]) -> None:
     """The metrics of all tasks on one or more parts of the data, and why some are not there."""
-    console.print(_table(parts))
+    from gdod.report.tables import as_terminal
+
+    console.print(as_terminal(_table(parts), frame="box"))
     for part, metrics in parts.items():
         for task, one in metrics["tasks"].items():
             if "note" in one:
                 console.print(f"{task}, {part}: {one['note']}", soft_wrap=True)
 
 
-def _table(parts: dict[str, dict[str, Any]]) -> "Table":
-    from rich.table import Table
+def _table(parts: dict[str, dict[str, Any]]) -> "TextTable":
+    from gdod.report.numbers import number
+    from gdod.report.tables import Cell, Column, TextTable
 
-    found = Table("task", "part")
     tasks = {task: None for metrics in parts.values() for task in metrics["tasks"]}
     names = [
         name
         for name in ("auc", "log_loss", "rmse", "mae", "accuracy")
         if any(name in metrics for part in parts.values() for metrics in part["tasks"].values())
     ]
-    for name in (*names, "labels"):
-        found.add_column(name.replace("_", " ").replace("auc", "AUC"), justify="right")
+    columns = [Column("task", numeric=False), Column("part", numeric=False)]
+    columns += [Column(name.replace("_", " ").replace("auc", "AUC")) for name in (*names, "labels")]
+    rows = []
     for task in tasks:
         for part, metrics in parts.items():
             one = metrics["tasks"][task]
-            found.add_row(task, part, *(_number(one.get(name)) for name in names), f"{one['labelled']:,}")
-    return found
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+            rows.append([task, part, *(number(one.get(name)) for name in names), f"{one['labelled']:,}"])
+    return TextTable(columns, [[Cell(text) for text in row] for row in rows])
 
 
 def pairs(given: Sequence[str] | None, option: str, prefix: str = "") -> dict[str, Any]:

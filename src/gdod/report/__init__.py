@@ -11,9 +11,10 @@ from pathlib import Path
 from gdod._checks import nearest
 from gdod.errors import InputError
 from gdod.report.page import page
-from gdod.report.runs import Collection, Run, collect, read_run
+from gdod.report.result_tables import result_tables, run_table, to_csv, to_markdown
+from gdod.report.runs import Collection, RunRecord, collect, read_run
 from gdod.report.study import Setting, Study, of_method, studies
-from gdod.report.tables import Cell, Column, Table, result_tables, run_table, to_csv, to_markdown
+from gdod.report.tables import Cell, Column, TextTable
 
 
 def write_report(
@@ -81,10 +82,10 @@ __all__ = [
     "Cell",
     "Collection",
     "Column",
-    "Run",
+    "RunRecord",
     "Setting",
     "Study",
-    "Table",
+    "TextTable",
     "collect",
     "load_studies",
     "markdown_tables",

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from gdod.report import svg
 from gdod.report.numbers import duration, number, short, whole
-from gdod.report.runs import Json, Run, part
+from gdod.report.runs import Json, RunRecord, part
 from gdod.report.study import HIGHER, TITLES, Setting, Study, as_number
+from gdod.report.tables import TextTable
 
 _MOST_POINTS = 80  # on a line; more cannot be told apart at the size of the plots
 _MOST_ROWS = 40
@@ -37,8 +38,8 @@ class Figure:
     title: str
     drawings: tuple[str, ...]
     """By steps and by time, or just one."""
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    numbers: TextTable
+    """What it is drawn from."""
     size: str = "usual"
     """"small": many in a row, "usual": three, "broad": two."""
 
@@ -134,7 +135,7 @@ def _there(figures: Iterable[Figure | None]) -> tuple[Figure, ...]:
     return tuple(figure for figure in figures if figure is not None)
 
 
-def _evaluated(run: Run, study: Study, metric: str, task: str | None) -> list[Record]:
+def _evaluated(run: RunRecord, study: Study, metric: str, task: str | None) -> list[Record]:
     tasks = study.headline[1] if task is None else (task,)
     found = []
     for record in run.evaluations:
@@ -147,12 +148,12 @@ def _evaluated(run: Run, study: Study, metric: str, task: str | None) -> list[Re
     return found
 
 
-def _trained(run: Run, task: str) -> list[Record]:
+def _trained(run: RunRecord, task: str) -> list[Record]:
     values = [(record, as_number(part(record, "losses").get(task))) for record in run.train]
     return [_record(record, value) for record, value in values if value is not None]
 
 
-def _mean_cosines(run: Run) -> list[Record]:
+def _mean_cosines(run: RunRecord) -> list[Record]:
     found = []
     for record in run.train:
         pairs = [value for value in _off_diagonal(_matrix(record)) if value is not None]
@@ -161,7 +162,7 @@ def _mean_cosines(run: Run) -> list[Record]:
     return found
 
 
-def _kept(run: Run, name: str) -> list[Record]:
+def _kept(run: RunRecord, name: str) -> list[Record]:
     values = [(record, as_number(part(record, "conflict").get(name))) for record in run.train]
     return [_record(record, value) for record, value in values if value is not None]
 
@@ -194,11 +195,11 @@ def _pair_cosines(setting: Setting, tasks: int) -> list[list[float | None]] | No
     return [[mean(row, column) for column in range(tasks)] for row in range(tasks)]
 
 
-def _curves(settings: Iterable[Setting], of: Callable[[Run], list[Record]]) -> list[Curve]:
+def _curves(settings: Iterable[Setting], of: Callable[[RunRecord], list[Record]]) -> list[Curve]:
     return [curve for setting in settings if (curve := _curve(setting, of)) is not None]
 
 
-def _curve(setting: Setting, of: Callable[[Run], list[Record]]) -> Curve | None:
+def _curve(setting: Setting, of: Callable[[RunRecord], list[Record]]) -> Curve | None:
     runs = [{record.step: record for record in found} for run in setting.shown if (found := of(run))]
     if not runs:
         return None
@@ -252,8 +253,7 @@ def _figure(
         drawings.append(
             svg.line_chart(f"{title}: {label} by {name}", _described(curves, label), lines[::-1], x, y, broad=broad)
         )
-    columns, rows = _curve_table(curves)
-    return Figure(title, tuple(drawings), columns, rows, "broad" if broad else "usual")
+    return Figure(title, tuple(drawings), _curve_table(curves), "broad" if broad else "usual")
 
 
 def _described(curves: Sequence[Curve], label: str) -> str:
@@ -261,7 +261,7 @@ def _described(curves: Sequence[Curve], label: str) -> str:
     return f"Line chart of {label}, one line for each method. At the end: {ends}."
 
 
-def _curve_table(curves: Sequence[Curve]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _curve_table(curves: Sequence[Curve]) -> TextTable:
     steps = sorted({record.step for curve in curves for record in curve.records})
     kept = [bucket[-1] for bucket in _buckets(steps, _MOST_ROWS)]
     at = [{record.step: record for record in curve.records} for curve in curves]
@@ -270,7 +270,7 @@ def _curve_table(curves: Sequence[Curve]) -> tuple[tuple[str, ...], tuple[tuple[
         cells = [found.get(step) for found in at]
         texts = [f"{number(cell.value)} ({duration(cell.seconds)})" if cell else "" for cell in cells]
         rows.append((whole(step), *texts))
-    return ("step", *(f"{curve.setting.method} (time)" for curve in curves)), tuple(rows)
+    return TextTable.of_texts(["step", *(f"{curve.setting.method} (time)" for curve in curves)], rows)
 
 
 def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> Chapter:
@@ -284,7 +284,8 @@ def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> C
         words = "; ".join(f"{first} and {second} {value}" for first, second, value in rows)
         title = f"{setting.method}: mean cosine between tasks"
         drawing = svg.heat_map(title, f"Mean cosines over training: {words}.", names, matrix, top)
-        figures.append(Figure(setting.method, (drawing,), ("task", "task", "mean cosine"), rows, "small"))
+        numbers = TextTable.of_texts(("task", "task", "mean cosine"), rows)
+        figures.append(Figure(setting.method, (drawing,), numbers, "small"))
     text = (
         f"Mean cosine between the gradients of two tasks over training. Orange: conflict; blue: agreement; full colour "
         f"is ±{short(float(f'{top:.2g}'))}."
@@ -307,7 +308,7 @@ def _calibration(task: str, settings: Sequence[Setting]) -> Figure | None:
         for setting, points in found.items()
         for predicted, observed, count in points
     )
-    return Figure(task, (drawing,), ("method", "mean predicted", "observed", "examples"), rows)
+    return Figure(task, (drawing,), TextTable.of_texts(("method", "mean predicted", "observed", "examples"), rows))
 
 
 def _bins(setting: Setting, task: str) -> list[tuple[float, float, float]]:

@@ -18,7 +18,7 @@ _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.js
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunRecord:
     """One run folder."""
 
     path: Path
@@ -93,12 +93,12 @@ class Asked:
 class Collection:
     """All runs found, and those that comparisons ask for."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
     """The runs in the given folders: a run, a comparison, or a folder of any of them."""
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, RunRecord] = {}
     asked: dict[Path, Json] = {}
     for path in paths:
         if not path.is_dir():
@@ -122,7 +122,7 @@ def collect(paths: Sequence[Path]) -> Collection:
     return Collection(tuple(runs.values()))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunRecord:
     notes: list[str] = []
     found: dict[str, Json | None] = {}
     for name in ("about", "config", "result", "error"):
@@ -133,7 +133,7 @@ def read_run(path: Path) -> Run:
     if skipped:
         notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
     status, reason = _status(path, found["result"], found["error"], notes)
-    return Run(
+    return RunRecord(
         path=path,
         status=status,
         reason=reason,
@@ -174,7 +174,7 @@ def _run_folders(path: Path) -> list[Path]:
     return sorted({file.parent for depth in depths for sign in _SIGNS for file in path.glob(depth + sign)})
 
 
-def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
+def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
     """All runs that a comparison asks for, as if none of them had a folder yet."""
     data = comparison.get("data")
     methods, seeds = asked_for(comparison, "method"), _whole_numbers(comparison.get("seeds"))
@@ -192,10 +192,10 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
         if isinstance(data, str):
             about["data"] = {"name": data}
         path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
-        yield Run(path, "not started", "has no folder yet", about=about, asked=comparison)
+        yield RunRecord(path, "not started", "has no folder yet", about=about, asked=comparison)
 
 
-def _named(run: Run, asked: Run | None) -> Run:
+def _named(run: RunRecord, asked: RunRecord | None) -> RunRecord:
     """The run; if it failed before it could say what it is, as what it was asked for."""
     return run if asked is None or run.about or run.config else replace(run, about=asked.about)
 

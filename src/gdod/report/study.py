@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdod.errors import InputError
-from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, Run, asked_for, part
+from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, RunRecord, asked_for, part
 from gdod.statistics import (
     Difference,
     Summary,
@@ -50,14 +50,14 @@ class Setting:
     method: str
     """Both with the options in which they differ from others of the same name, a method also with those that are
     not its defaults."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     style: int = 0
     """Number of its colour, dash and marker: the same for the same method in every model."""
 
     @property
-    def finished(self) -> dict[int | None, Run]:
+    def finished(self) -> dict[int | None, RunRecord]:
         """By seed; of runs with the same seed the first counts."""
-        found: dict[int | None, Run] = {}
+        found: dict[int | None, RunRecord] = {}
         for run in self.runs:
             if run.result is not None:
                 found.setdefault(run.seed, run)
@@ -68,7 +68,7 @@ class Setting:
         return self.runs[0].model == SINGLE_TASK
 
     @property
-    def shown(self) -> tuple[Run, ...]:
+    def shown(self) -> tuple[RunRecord, ...]:
         """The runs whose curves are drawn: finished ones, or what there is."""
         return tuple(self.finished.values()) or tuple(run for run in self.runs if run.train or run.evaluations)
 
@@ -92,7 +92,7 @@ class Study:
     data: Json
     tasks: tuple[tuple[str, str], ...]
     settings: tuple[Setting, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     bases: tuple[Setting, ...]
     """The method that others are compared with: in each model, and in each group of runs with other settings."""
 
@@ -134,7 +134,7 @@ class Study:
         """By seed; of one task, or of the headline if none is named."""
         return {seed: self.value(run, metric, task) for seed, run in setting.finished.items()}
 
-    def value(self, run: Run, metric: str, task: str | None = None) -> float | None:
+    def value(self, run: RunRecord, metric: str, task: str | None = None) -> float | None:
         if task is not None:
             found = part(part(part(run.result or {}, self.part), "tasks"), task)
             return as_number(found.get(metric))
@@ -244,7 +244,7 @@ class Study:
 
 def studies(found: Collection, baseline: str | None = None) -> tuple[Study, ...]:
     """The runs by data set, those of one data set by model, method and options."""
-    by_data: dict[str, list[Run]] = {}
+    by_data: dict[str, list[RunRecord]] = {}
     for run in found.runs:
         by_data.setdefault(_data_key(run, found.runs), []).append(run)
     return tuple(_study(runs, baseline) for runs in by_data.values())
@@ -267,7 +267,7 @@ def as_number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _data_key(run: Run, runs: Iterable[Run]) -> str:
+def _data_key(run: RunRecord, runs: Iterable[RunRecord]) -> str:
     fingerprint = run.data.get("fingerprint")
     if isinstance(fingerprint, str):
         return fingerprint
@@ -277,7 +277,7 @@ def _data_key(run: Run, runs: Iterable[Run]) -> str:
     return next(iter(known)) if len(known) == 1 else same[0] if same else str(run.data.get("name", "unknown"))
 
 
-def _study(runs: Sequence[Run], baseline: str | None) -> Study:
+def _study(runs: Sequence[RunRecord], baseline: str | None) -> Study:
     about = next((run for run in runs if run.data.get("fingerprint")), runs[0])
     tasks = next((run.tasks for run in runs if run.tasks), ())
     settings = _settings(runs)
@@ -316,14 +316,14 @@ def of_method(settings: Sequence[Setting], wanted: str) -> list[Setting]:
     return found
 
 
-def _asked_baseline(run: Run) -> Asked | None:
+def _asked_baseline(run: RunRecord) -> Asked | None:
     """The baseline of the comparison that a run belongs to."""
     base = run.asked.get("baseline")
     base = base.get("name") if isinstance(base, dict) else base
     return next((one for one in asked_for(run.asked, "method") if one.label == base), None)
 
 
-def _is_of(run: Run, method: Asked) -> bool:
+def _is_of(run: RunRecord, method: Asked) -> bool:
     """Whether a run is of a method with its options; tuning may have given it more."""
     if (place := _place(run, "method")) is not None:
         one = asked_for(run.asked, "method")[place]
@@ -359,9 +359,9 @@ def _mattering(config: Json) -> dict[str, Any]:
 _Key = tuple[str, str, str]  # model with its options, method, configuration
 
 
-def _settings(runs: Sequence[Run]) -> list[Setting]:
+def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
     """Runs of one model, method and configuration but for the seed; in the order asked for."""
-    groups: dict[_Key, list[Run]] = {}
+    groups: dict[_Key, list[RunRecord]] = {}
     configs: dict[_Key, dict[str, Any]] = {}
     models = _model_labels(runs)
     silent = []
@@ -386,7 +386,7 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
     return [Setting(key[0], _label(key, configs), tuple(groups[key])) for key in sorted(groups, key=order)]
 
 
-def _kin(run: Run, model: str, groups: Mapping[_Key, Sequence[Run]]) -> _Key | None:
+def _kin(run: RunRecord, model: str, groups: Mapping[_Key, Sequence[RunRecord]]) -> _Key | None:
     """The group that a run without a configuration belongs to."""
     alike = [key for key in groups if key[:2] == (model, run.method)]
     # The other seeds of a comparison have the same name; what was tuned may have given them more options.
@@ -397,12 +397,12 @@ def _kin(run: Run, model: str, groups: Mapping[_Key, Sequence[Run]]) -> _Key | N
     return next((key for key in alike if wanted.items() <= (groups[key][0].options("method") or {}).items()), None)
 
 
-def _but_for_the_seed(run: Run) -> Path:
+def _but_for_the_seed(run: RunRecord) -> Path:
     """The path of a run of a comparison, without its end `-seed3`."""
     return run.path.with_name(re.sub(r"-seed\d+$", "", run.name))
 
 
-def _place(run: Run, what: str) -> int | None:
+def _place(run: RunRecord, what: str) -> int | None:
     """Which of the models or methods that its comparison asks for: the one with most of its options, and no others."""
     listed = asked_for(run.asked, what)
     name, options = run.model if what == "model" else run.method, run.options(what) or {}
@@ -410,19 +410,19 @@ def _place(run: Run, what: str) -> int | None:
     return max(fitting, key=lambda place: len(listed[place].options), default=None)
 
 
-def _model_labels(runs: Sequence[Run]) -> dict[Run, str]:
+def _model_labels(runs: Sequence[RunRecord]) -> dict[RunRecord, str]:
     """The model of each run, with the options in which it differs from others of its name.
 
     What a comparison asks for as one model is one, even if some of its runs were tuned to have more options.
     """
-    variants: dict[Run, Json] = {}
+    variants: dict[RunRecord, Json] = {}
     twins: dict[str, dict[str, Json]] = {}  # by the model's name, then by options
     for run in runs:
         if (options := run.options("model")) is not None:
             place = _place(run, "model")
             variants[run] = options if place is None else asked_for(run.asked, "model")[place].options
             twins.setdefault(run.model, {})[_text(variants[run])] = variants[run]
-    labels: dict[Run, str] = {}
+    labels: dict[RunRecord, str] = {}
     kin: dict[Path | str, str] = {}
     for run, options in variants.items():
         shown = ", ".join(f"{name}={options[name]}" for name in _own(options, list(twins[run.model].values())))
