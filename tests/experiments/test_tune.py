@@ -15,9 +15,9 @@ from gdod import InputError
 from gdod.cli import app
 from gdod.experiments.plan import read_plan
 from gdod.experiments.pool import Job
-from gdod.experiments.search import Grid, Range, read_grid, read_range, read_space
+from gdod.experiments.search import Grid, Range, Space, read_grid, read_range, read_space
 from gdod.experiments.tune import Best, Search, read_search, tune
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.training import read_config
 
 SETTINGS = {name: value for name, value in OPTIONS.items() if name != "models"}
@@ -28,7 +28,7 @@ def search(method: str = "cagrad", **rest: Any) -> Search:
     return read_search(options={**SETTINGS, "method": method, "steps": 30}, **rest)
 
 
-class Counting(Silent):
+class Counting(Watch):
     """Notes which runs are made; kills the process of one of them."""
 
     def __init__(self, kill: str | None = None) -> None:
@@ -137,7 +137,7 @@ def test_finished_trials_are_not_repeated_and_failed_ones_are_tried_again(best: 
 
 @pytest.mark.slow
 def test_ranges_are_searched_over_seeds_and_more_trials_may_be_added(place: Path) -> None:
-    lr = {"optimizer.lr": Range(1e-3, 1e-1, log=True), "batch": Grid((64, 128))}
+    lr: Space = {"optimizer.lr": Range(1e-3, 1e-1, log=True), "batch": Grid((64, 128))}
     options = {**SETTINGS, "method": "sum", "steps": 10, "seeds": 2}
     tune(read_search(options=options, space=lr, trials=2), place / "ranges", processes=1)
     watch = Counting()

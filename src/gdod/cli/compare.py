@@ -14,7 +14,7 @@ from gdod.cli.train import explained, pairs, screen
 
 if TYPE_CHECKING:
     from gdod.experiments.compare import Outcome
-    from gdod.experiments.plan import Plan
+    from gdod.experiments.plan import ComparisonPlan
     from gdod.experiments.worker import Worker
 
 SOME_FAILED = 5
@@ -128,7 +128,9 @@ def compare(
         _compare_here(plan, out, jobs, nproc, as_json=as_json, quiet=quiet)
 
 
-def _compare_here(plan: "Plan", out: Path, jobs: int | None, nproc: int | None, *, as_json: bool, quiet: bool) -> None:
+def _compare_here(
+    plan: "ComparisonPlan", out: Path, jobs: int | None, nproc: int | None, *, as_json: bool, quiet: bool
+) -> None:
     """In processes of its own, or in those that torchrun or another has started: there all but rank 0 follow."""
     from gdod.experiments.worker import Worker
     from gdod.training.processes import check_nproc, joined, surroundings
@@ -149,7 +151,7 @@ def _compare_here(plan: "Plan", out: Path, jobs: int | None, nproc: int | None, 
 
 
 def _compare(
-    plan: "Plan",
+    plan: "ComparisonPlan",
     out: Path,
     jobs: int | None,
     nproc: int,
@@ -160,7 +162,7 @@ def _compare(
 ) -> None:
     from gdod.experiments.compare import compare
     from gdod.experiments.summary import caption, figures, overview_table
-    from gdod.experiments.watch import Shown, Silent
+    from gdod.experiments.watch import ShownRuns, Watch
     from gdod.report.tables import as_terminal
 
     console = screen(stderr=as_json)
@@ -171,7 +173,7 @@ def _compare(
             processes=jobs,
             nproc=nproc,
             worker=worker,
-            watch=Silent() if quiet else Shown(console),
+            watch=Watch() if quiet else ShownRuns(console),
             command=["gdod", *sys.argv[1:]],
         )
     written = {"report": outcome.report, "markdown": outcome.markdown, "csv": outcome.csv}

@@ -50,7 +50,7 @@ def reproduce(
 
         from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen
         from gdod.experiments.paper.reproduce import reproduce as run
-        from gdod.experiments.watch import Shown, Silent
+        from gdod.experiments.watch import ShownRuns, Watch
 
         if names:
             for one in EXPERIMENTS.values():
@@ -66,7 +66,7 @@ def reproduce(
                 seeds=seeds,
                 quick=quick,
                 processes=jobs,
-                watch=Silent() if quiet else Shown(console),
+                watch=Watch() if quiet else ShownRuns(console),
                 command=["gdod", *sys.argv[1:]],
                 run=not pages_only,
             )

@@ -132,7 +132,7 @@ def _space(ranges: Pairs, grids: Pairs) -> "Space":
 
 def _tune(search: "Search", out: Path, jobs: int | None, *, as_json: bool, quiet: bool) -> None:
     from gdod.experiments.tune import tune
-    from gdod.experiments.watch import Shown, Silent
+    from gdod.experiments.watch import ShownRuns, Watch
 
     console = screen(stderr=as_json)
     with stopping_told():
@@ -140,7 +140,7 @@ def _tune(search: "Search", out: Path, jobs: int | None, *, as_json: bool, quiet
             search,
             out,
             processes=jobs,
-            watch=Silent() if quiet else Shown(console),
+            watch=Watch() if quiet else ShownRuns(console),
             command=["gdod", *sys.argv[1:]],
         )
     if as_json:

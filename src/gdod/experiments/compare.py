@@ -15,9 +15,9 @@ import torch
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
-from gdod.experiments.plan import Plan, Planned
+from gdod.experiments.plan import ComparisonPlan, PlannedRun
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
 from gdod.training.evaluation import check_monitor
 from gdod.training.job import differences
@@ -52,13 +52,13 @@ class Outcome:
 
 
 def compare(
-    plan: Plan,
+    plan: ComparisonPlan,
     out: str | Path,
     *,
     processes: int | None = None,
     nproc: int = 1,
     worker: "Worker | None" = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
     """Makes the runs that are not finished yet, and writes the tables and the page.
@@ -72,7 +72,7 @@ def compare(
         watch: is told how far the runs are.
         command: what the runs say that they were started with.
     """
-    folder, watch = Path(out), watch or Silent()
+    folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
     runs = {run.name: _in_its_folder(run, _place(folder, run)) for run in plan.runs}
     make_folder(folder / "runs")
@@ -183,15 +183,15 @@ def check_place(folder: Path, description: str, runs: str) -> None:
     check_writable(folder)
 
 
-def _place(folder: Path, run: Planned) -> Folder:
+def _place(folder: Path, run: PlannedRun) -> Folder:
     return Folder((folder / "runs" / run.name).absolute())
 
 
-def _in_its_folder(run: Planned, place: Folder) -> tuple[Folder, "TrainConfig"]:
+def _in_its_folder(run: PlannedRun, place: Folder) -> tuple[Folder, "TrainConfig"]:
     return place, continued(run.config, place)
 
 
-def _describe(plan: Plan, dataset: "Dataset", folder: Path) -> None:
+def _describe(plan: ComparisonPlan, dataset: "Dataset", folder: Path) -> None:
     path = folder / "comparison.json"
     before = read_json(path, "what a comparison was asked for") if path.exists() else {}
     if before.get("fingerprint", dataset.fingerprint) != dataset.fingerprint:

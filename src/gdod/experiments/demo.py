@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gdod.experiments.compare import Outcome, compare
-from gdod.experiments.plan import PAPER, Plan, make_plan
+from gdod.experiments.plan import PAPER, ComparisonPlan, make_plan
 from gdod.experiments.summary import difference, times_as_long
-from gdod.experiments.watch import Shown
+from gdod.experiments.watch import ShownRuns
 from gdod.report.numbers import number
 from gdod.report.tables import Cell, Column, TextTable, as_terminal
 
@@ -23,7 +23,7 @@ SEEDS = 2
 TITLES = {"auc": "AUC on test data, higher is better", "log_loss": "Log loss on test data, lower is better"}
 
 
-def demo_plan(seed: int = 0, *, quick: bool = False) -> Plan:
+def demo_plan(seed: int = 0, *, quick: bool = False) -> ComparisonPlan:
     """Return the comparison that the demo makes; ``quick``: with less of everything, to see that it works."""
     rows, steps = (6_000, 20) if quick else (150_000, 800)
     return make_plan(
@@ -48,7 +48,7 @@ def run(out: Path, seed: int = 0, *, quick: bool = False, console: Console | Non
     console = console or Console()
     plan = demo_plan(seed, quick=quick)
     command = ["gdod", "demo", "--seed", str(seed), *(["--quick"] if quick else [])]
-    outcome = compare(plan, out, watch=Shown(console), command=command)
+    outcome = compare(plan, out, watch=ShownRuns(console), command=command)
     best = best_reachable(plan)
     for metric in TITLES:
         console.print(as_terminal(table(outcome.study, metric, best if metric == "auc" else {})))
@@ -62,7 +62,7 @@ def run(out: Path, seed: int = 0, *, quick: bool = False, console: Console | Non
     return outcome
 
 
-def best_reachable(plan: Plan) -> dict[str, float | None]:
+def best_reachable(plan: ComparisonPlan) -> dict[str, float | None]:
     """Return the AUC of each task on the test part for someone who knows how the labels were made."""
     from gdod.data.sets.ads import AdsOptions, best_auc, simulate
 

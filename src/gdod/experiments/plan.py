@@ -44,7 +44,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run."""
 
     name: str
@@ -55,7 +55,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """All runs of a comparison, in the order in which they are made."""
 
     models: tuple[Spec, ...]
@@ -63,7 +63,7 @@ class Plan:
     seeds: tuple[int, ...]
     baseline: Spec
     single_task: Spec | None
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
     tuned: tuple[str, ...] = ()
 
     @property
@@ -89,7 +89,7 @@ def _named(spec: Spec, what: str) -> Settings:
     return {**spec.to_json(), "name": spec.label, what: spec.name}
 
 
-def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> Plan:
+def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> ComparisonPlan:
     """The comparison that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
@@ -106,7 +106,7 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     return make_plan(merged(settings, given), tuned)
 
 
-def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Plan:
+def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> ComparisonPlan:
     rest = {"tensorboard": False, **settings}
     models = _specs(rest, "models", ("shared-bottom",))
     methods = _specs(rest, "methods", PAPER)
@@ -128,7 +128,7 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Plan:
     runs = tuple(_planned(rest, model, method, seed, found) for seed in seeds for model, method in pairs)
     for run in runs[: len(pairs)]:
         check(run.config)
-    return Plan(
+    return ComparisonPlan(
         models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in found)
     )
 
@@ -210,7 +210,7 @@ def _baseline(given: object, methods: Sequence[Spec]) -> Spec:
     return found[0]
 
 
-def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Sequence[_Tuned]") -> Planned:
+def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Sequence[_Tuned]") -> PlannedRun:
     settings: Settings = common
     for one in tuned:
         if one.fits(model, method):
@@ -219,7 +219,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
     config = absolute(check_config(merged(settings, over)))
-    return Planned(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
+    return PlannedRun(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
 
 
 @dataclass(frozen=True)

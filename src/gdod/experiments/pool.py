@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gdod._files import make_folder, write_json
 from gdod.training.run import Folder
 
 if TYPE_CHECKING:
+    from gdod.experiments.watch import Watch
     from gdod.experiments.worker import Worker
     from gdod.training.config import TrainConfig
 
@@ -53,14 +54,6 @@ class Ended:
     """Where in the program, if nobody foresaw it."""
 
 
-class Watch(Protocol):
-    """Is told how far the runs are."""
-
-    def told(self, job: Job, event: Json) -> None: ...
-
-    def ended(self, ended: Ended) -> None: ...
-
-
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -73,7 +66,7 @@ def run_jobs(
     threads: int,
     nproc: int = 1,
     device: str = "auto",
-    watch: Watch,
+    watch: "Watch",
     on_end: Callable[[Ended], None] | None = None,
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
@@ -116,7 +109,7 @@ def run_together(
     jobs: Iterator[Job],
     worker: "Worker",
     *,
-    watch: Watch,
+    watch: "Watch",
     on_end: Callable[[Ended], None],
     command: Sequence[str] | None = None,
 ) -> None:

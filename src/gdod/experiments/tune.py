@@ -20,8 +20,8 @@ from gdod.experiments.compare import check_place, check_tasks, continued, prepar
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
-from gdod.experiments.search import Grid, Space, check_space, declared, read_space
-from gdod.experiments.watch import Silent
+from gdod.experiments.search import Grid, Range, Space, check_space, declared, read_space
+from gdod.experiments.watch import Watch
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import goodness
 from gdod.training.job import absolute, check, differences
@@ -99,7 +99,7 @@ class Best:
 def read_search(
     file: Path | None = None,
     options: Mapping[str, Any] | None = None,
-    space: Space | None = None,
+    space: Mapping[str, Grid | Range] | None = None,
     trials: int | None = None,
 ) -> Search:
     """The search that a YAML or TOML file describes, with options over it.
@@ -110,7 +110,7 @@ def read_search(
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     settings = merged(settings, nested(options or {}))
     settings = {"tensorboard": False, **settings}
-    spaces = read_space(settings.pop("search", {})) | (space or {})
+    spaces = read_space(settings.pop("search", {})) | dict(space or {})
     wanted = settings.pop("trials", None) if trials is None else trials
     seeds = read_seeds(settings, 1)
     for what, default in (("model", "shared-bottom"), ("method", None)):
@@ -140,11 +140,11 @@ def tune(
     out: str | Path,
     *,
     processes: int | None = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] | None = None,
 ) -> Best:
     """Makes the trials that are not finished yet and writes `best.yaml`. Arguments as for `compare`."""
-    folder, watch = Path(out), watch or Silent()
+    folder, watch = Path(out), watch or Watch()
     check_place(folder, "tuning.json", "trials")
     _check_same(search, folder)
     make_folder(folder / "trials")

@@ -16,7 +16,7 @@ from gdod.experiments.paper.results import PAPER, Experiment
 from gdod.experiments.paper.sets import find_sets
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.study import STUDY
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.report.tables import TextTable, Value, as_csv
 from gdod.training.run import versions
 
@@ -52,7 +52,7 @@ def reproduce(
     seeds: int | None = None,
     quick: bool = False,
     processes: int | None = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] = ("gdod", "reproduce"),
     run: bool = True,
 ) -> Reproduced:
@@ -73,7 +73,7 @@ def reproduce(
     scale = QUICK if quick else Scale()
     if seeds is not None:
         scale = Scale(tuple(range(seeds)), scale.evaluations, scale.steps, scale.rows)
-    watch = watch or Silent()
+    watch = watch or Watch()
     store = Store(folder, find_sets(data_folder), scale, processes, watch, command)
     for key, one in store.sets.items():
         if one.stands_in:

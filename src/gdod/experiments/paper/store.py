@@ -15,7 +15,7 @@ from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale, config_of, da
 from gdod.experiments.paper.sets import AvailableSet
 from gdod.experiments.plan import Spec
 from gdod.experiments.pool import Ended, Job, run_jobs
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.methods import METHODS
 from gdod.training.config import check_config
 from gdod.training.job import check, load_data
@@ -36,7 +36,7 @@ class Store:
     scale: Scale
     processes: int | None = None
     """How many runs are made at a time; None: as many as there are cores."""
-    watch: Silent = field(default_factory=Silent)
+    watch: Watch = field(default_factory=Watch)
     command: Sequence[str] | None = None
     failed: dict[str, str] = field(default_factory=dict)
     _data: dict[str, "Dataset"] = field(default_factory=dict)
