@@ -73,7 +73,7 @@ def test_the_best_on_validation_is_chosen(best: Best) -> None:
     found = values(best.folder)
     assert set(found) == {0.1, 0.3, 0.5}
     assert best.value == max(found.values())
-    assert found[best.found["method.options.c"]] == best.value
+    assert found[best.settings["method.options.c"]] == best.value
 
 
 def test_the_test_part_is_never_looked_at(best: Best) -> None:
@@ -85,7 +85,7 @@ def test_the_test_part_is_never_looked_at(best: Best) -> None:
 
 
 def test_train_and_compare_can_use_what_was_found(best: Best) -> None:
-    c = best.found["method.options.c"]
+    c = best.settings["method.options.c"]
     config = read_config(best.file, {"data.source": "ads"})
     assert (config.method.name, config.method.options) == ("cagrad", {"c": c})
     assert config.model.options == {"bottom": [16], "embedding": 4}
@@ -149,7 +149,7 @@ def test_ranges_are_searched_over_seeds_and_more_trials_may_be_added(place: Path
     assert len(rates) == 3
     assert all(1e-3 <= rate <= 1e-1 for rate in rates)
     written = yaml.safe_load(best.file.read_text())
-    assert written["optimizer"]["lr"] == best.found["optimizer.lr"]
+    assert written["optimizer"]["lr"] == best.settings["optimizer.lr"]
     assert written["batch"] in (64, 128)
 
 

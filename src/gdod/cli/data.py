@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gdod.cli import download
+from gdod.cli.options import AsJson
 from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Examples:
 
   gdod data prepare census --folder downloads/census
 """
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. (default: $GDOD_CACHE or ~/.cache/gdod)")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
 
@@ -42,7 +42,7 @@ def inspect(
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = "utf-8",
     separator: Annotated[str | None, typer.Option(help="Of a text file; by default it is guessed.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a schema that is there.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show columns, types, numbers of values, missing values and label rates; write a schema to edit."""
     with explained():
@@ -54,13 +54,13 @@ def inspect(
             raise InputError(f"--out {out} ends in {out.suffix!r}; expected .yaml")
         if out is not None and out.exists() and not overwrite:
             raise InputError(f"{out} is there already; take another name, or --overwrite")
-        found = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
+        inspection = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
         if as_json:
-            typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
+            typer.echo(json.dumps(inspection.to_json(), ensure_ascii=False))
         else:
-            _print_inspection(found)
+            _print_inspection(inspection)
         if out is not None:
-            out.write_text(found.to_yaml(), "utf-8")
+            out.write_text(inspection.to_yaml(), "utf-8")
             typer.echo(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
 
 
@@ -84,7 +84,7 @@ def prepare(
     label: Label = None,
     folder: Annotated[Path | None, typer.Option(help="Where the files of a data set with a name are.")] = None,
     cache: Cache = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a table into training data, once; `gdod train` finds it in the cache.
 
@@ -99,7 +99,7 @@ def prepare(
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="A folder that `gdod data prepare` has made.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A folder that `gdod data prepare` has made.")], as_json: AsJson = False
 ) -> None:
     """Show what a folder of prepared data holds."""
     with explained():

@@ -29,7 +29,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to `gdod data`."""
+    """Add the commands to `gdod data`."""
     app.command(epilog=EXAMPLES)(download)
     app.command(epilog=ADS_EXAMPLES)(ads)
     app.command()(sets)
@@ -160,7 +160,7 @@ def sets() -> None:
 
 
 def _write(out: Path, write: Callable[[Path], object]) -> None:
-    """Under its name when it is whole."""
+    """Write a file whole or not at all."""
     from gdod._files import whole
     from gdod.errors import InputError
 

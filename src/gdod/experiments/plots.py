@@ -41,14 +41,7 @@ class Panel:
 def open_figure(
     rows: int, columns: int, size: tuple[float, float], dpi: int, *, shared: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row. It needs no screen, and goes with its last reference.
-
-    Args:
-        rows, columns: how many axes lie below and beside each other.
-        size: width and height in inches.
-        dpi: pixels an inch.
-        shared: all axes show the same range.
-    """
+    """Return a figure of ``size`` inches and its axes, row by row; ``shared``: all of them show the same range."""
     figure = Figure(figsize=size, dpi=dpi)
     axes = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
     return figure, list(axes.flat)

@@ -1,8 +1,7 @@
 """What a person sees while many runs go on: bars in a terminal, a line for each run anywhere else, or nothing."""
 
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from gdod.report.numbers import duration
 from gdod.training.progress import Display
@@ -16,15 +15,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-class Watch:
+class Watch(Display):
     """Is told how far many runs are, and shows nothing. What follows runs in another way derives from it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def begin(self, runs: int, finished: int) -> None:
         """There are ``runs`` in all, of which some were finished before."""
@@ -35,11 +27,8 @@ class Watch:
     def ended(self, ended: "Ended") -> None:
         """A run has finished or failed."""
 
-    def say(self, text: str) -> None:
-        """Show something that a person should know."""
 
-
-class ShownRuns(Display, Watch):
+class ShownRuns(Watch):
     """A bar for all runs, with the time that remains, and one for each run that is going on."""
 
     def __init__(self, console: "Console") -> None:
@@ -53,7 +42,7 @@ class ShownRuns(Display, Watch):
         self.amounts = Amounts(runs, finished)
         if finished:
             self.say(f"{finished} of {runs} runs are finished already")
-        if not self.console.is_terminal or finished == runs:
+        if not self.in_terminal or finished == runs:
             return
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 

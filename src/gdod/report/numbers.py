@@ -1,4 +1,4 @@
-"""How numbers look in text: fixed digits, a true minus sign, a dash where there is nothing to say."""
+"""Numbers as text: fixed digits, a true minus sign, a dash where there is nothing to say."""
 
 import math
 
@@ -22,7 +22,7 @@ def whole(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """A few significant digits, thousands as k and millions as M: for axes."""
+    """Return a few significant digits, thousands as k and millions as M: for axes."""
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if sign == 'k' else size):g}{sign}".replace("-", "−")
@@ -50,5 +50,5 @@ def duration(seconds: float | None) -> str:
 
 
 def _minus(text: str) -> str:
-    """No sign before a zero, and a true minus sign."""
+    """Return the text with a true minus sign, and no sign before a zero."""
     return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")

@@ -1,4 +1,4 @@
-"""The page: everything in one HTML file that needs no network. All text from run folders is escaped."""
+"""Write everything into one HTML file that needs no network. All text from run folders is escaped."""
 
 import base64
 import hashlib
@@ -11,14 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from gdod.report import svg
-from gdod.report.figures import (
-    Chapter,
-    Figure,
-    calibration_chapter,
-    conflict_chapters,
-    conflict_of,
-    learning_chapters,
-)
+from gdod.report.figures import Chapter, Figure, calibration_chapter, conflict_chapters, conflict_of, learning_chapters
 from gdod.report.numbers import signed, whole, with_spread
 from gdod.report.result_tables import method_cell, result_tables, run_table
 from gdod.report.runs import RunRecord, part
@@ -29,6 +22,7 @@ _STATES = ("failed", "unfinished", "not started")
 
 
 def page(studies: Sequence[Study], title: str = "gdod report") -> str:
+    """Return the page of some studies, whole, with its style and script."""
     style, script = _file("page.css"), _file("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only our script may run, and nothing may be loaded, whatever a run folder holds.
@@ -74,7 +68,7 @@ def _file(name: str) -> str:
 
 
 def _span(studies: Sequence[Study]) -> str:
-    """What was varied, in a few words."""
+    """Return what was varied, in a few words."""
     settings = [setting for study in studies for setting in study.settings]
     methods = dict.fromkeys(setting.method for setting in settings)
     models = dict.fromkeys(setting.model for setting in settings)
@@ -118,15 +112,15 @@ def _study(study: Study, place: int, many: bool) -> str:
     parts += [_table(table, pinned=True) for table in result_tables(study)]
     parts.append('<div class="plots">')
     for name, by_model in chapters.items():
-        switch = _SWITCH if any(chapter.timed for found in by_model.values() for chapter in found) else ""
+        switch = _SWITCH if any(chapter.timed for several in by_model.values() for chapter in several) else ""
         heading = f'<h2 id="{name}{place}">{escape(before)}{_SECTIONS[name]}</h2>'
         parts.append(f'<div class="head">{heading}{switch}</div>')
-        shown = {model: found for model, found in by_model.items() if found}
+        shown = {model: several for model, several in by_model.items() if several}
         if not shown:
             parts.append(f'<p class="text">{_ABSENT[name]}</p>')
             continue
         parts.append(_legend(study))
-        parts += [_model_plots(model, list(shown), found, name) for model, found in shown.items()]
+        parts += [_model_plots(model, list(shown), several, name) for model, several in shown.items()]
     parts.append("</div>")
     parts.append(f'<h2 id="how{place}">{escape(before)}What was run</h2>{_how(study)}')
     return f'<section class="study">{"".join(parts)}</section>'
@@ -210,7 +204,7 @@ def _card(title: str, big: str, text: str) -> str:
 
 
 def _against(study: Study) -> str:
-    """How many settings differ from the baseline, and in which direction."""
+    """Return a card: how many settings differ from the baseline, and in which direction."""
     metric, _ = study.headline
     tested = [one for one in study.compare(metric)[None] if one.p_holm is not None]
     title = f"Differ from {study.baseline}, p < 0.05"
@@ -225,7 +219,7 @@ def _against(study: Study) -> str:
 
 
 def _conflict_card(study: Study) -> str | None:
-    """The pair of tasks that conflicts most under the baseline."""
+    """Return a card: the pair of tasks that conflicts most under the baseline."""
     names = [name for name, _ in study.tasks]
     order: list[Setting] = sorted(study.settings, key=lambda setting: setting not in study.bases)
     for setting in order:
@@ -245,7 +239,7 @@ def _conflict_card(study: Study) -> str | None:
 
 
 def _notice(study: Study) -> str:
-    """What did not finish, and damaged files."""
+    """Return a list of what did not finish, and of damaged files."""
     items = [
         f"<li><strong>{escape(run.name)}</strong> {run.status}: {escape(_sentence(run.reason))}{_reached(run)}</li>"
         for state in _STATES
@@ -314,29 +308,29 @@ def _data(study: Study) -> str:
 
 
 def _made_with(study: Study) -> str:
-    """Versions and machine; where runs differ, all that occur."""
-    found: dict[str, list[str]] = {}
+    """Return versions and machine; where runs differ, all that occur."""
+    versions: dict[str, list[str]] = {}
     for run in study.runs:
         told = {**part(run.about, "versions")}
         told |= {name: run.about[name] for name in ("device", "precision", "threads") if name in run.about}
         for name, value in told.items():
-            texts = found.setdefault(str(name), [])
+            texts = versions.setdefault(str(name), [])
             if str(value) not in texts:
                 texts.append(str(value))
     started = sorted(str(run.about["started"]) for run in study.runs if run.about.get("started"))
     if started:
-        found["started"] = [started[0]] if started[0] == started[-1] else [f"{started[0]} to {started[-1]}"]
+        versions["started"] = [started[0]] if started[0] == started[-1] else [f"{started[0]} to {started[-1]}"]
     sizes = {
         setting.model: as_number(part(run.about, "model").get("parameters"))
         for setting in study.settings
         for run in setting.runs
     }
     known = [f"{model} {whole(size)}" for model, size in sizes.items() if size]
-    return _list({**{name: ", ".join(texts) for name, texts in found.items()}, "parameters": ", ".join(known)})
+    return _list({**{name: ", ".join(texts) for name, texts in versions.items()}, "parameters": ", ".join(known)})
 
 
 def _configuration(study: Study) -> str:
-    """Settings that all runs share, and those in which they differ, by setting."""
+    """Return the settings that all runs share, and a table of those in which they differ."""
     configs = [(setting, flat(run.config)) for setting in study.settings for run in setting.runs if run.config]
     if not configs:
         return ""

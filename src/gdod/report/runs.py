@@ -1,4 +1,4 @@
-"""What is in run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
+"""Read run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.js
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """One run folder."""
+    """What a run folder holds."""
 
     path: Path
     status: Status
@@ -29,12 +29,12 @@ class RunRecord:
     config: Json = field(default_factory=dict, repr=False)
     result: Json | None = field(default=None, repr=False)
     train: tuple[Json, ...] = field(default=(), repr=False)
-    """Records of training, one a step at most, by step."""
+    """Records of training in the order of steps, one a step at most."""
     evaluations: tuple[Json, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
-    """What was wrong with its files."""
+    """What is wrong with its files, in words."""
     asked: Json = field(default_factory=dict, repr=False)
-    """What the comparison asks for that it belongs to."""
+    """The content of the `comparison.json` that it belongs to."""
 
     @property
     def name(self) -> str:
@@ -49,10 +49,10 @@ class RunRecord:
         return _name(self.about, self.config, "method")
 
     def options(self, what: str) -> Json | None:
-        """Of the model or the method; None if the folder does not tell."""
+        """Return the options of the "model" or the "method"; None if the folder does not tell."""
         for source in (self.config, self.about):
-            if isinstance(found := part(source, what).get("options"), dict):
-                return found
+            if isinstance(options := part(source, what).get("options"), dict):
+                return options
         return None
 
     @cached_property
@@ -68,9 +68,9 @@ class RunRecord:
 
     @cached_property
     def tasks(self) -> tuple[tuple[str, str], ...]:
-        """Names and kinds."""
-        found = self.about.get("tasks")
-        listed = [task for task in found if isinstance(task, dict)] if isinstance(found, list) else []
+        """The name and the kind of each task."""
+        told = self.about.get("tasks")
+        listed = [task for task in told if isinstance(task, dict)] if isinstance(told, list) else []
         return tuple((str(task.get("name")), str(task.get("kind", "binary"))) for task in listed)
 
     @property
@@ -84,20 +84,20 @@ class Asked:
     """A model or a method that a comparison asks for."""
 
     label: str
-    """Its part of the names of run folders: `cagrad_c=0.3`."""
+    """What names of run folders call it, such as `cagrad_c=0.3`."""
     name: str
     options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs found, and those that comparisons ask for."""
+    """All runs in some folders, and those that comparisons ask for."""
 
     runs: tuple[RunRecord, ...]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
-    """The runs in the given folders: a run, a comparison, or a folder of any of them."""
+    """Return the runs in the given folders: a run, a comparison, or a folder of any of them."""
     runs: dict[Path, RunRecord] = {}
     asked: dict[Path, Json] = {}
     for path in paths:
@@ -123,23 +123,24 @@ def collect(paths: Sequence[Path]) -> Collection:
 
 
 def read_run(path: Path) -> RunRecord:
+    """Return what a run folder holds, as far as it can be read."""
     notes: list[str] = []
-    found: dict[str, Json | None] = {}
+    files: dict[str, Json | None] = {}
     for name in ("about", "config", "result", "error"):
-        found[name], note = read_json(path / f"{name}.json")
+        files[name], note = read_json(path / f"{name}.json")
         if note:
             notes.append(note)
     records, skipped = _records(path / "metrics.jsonl")
     if skipped:
         notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
-    status, reason = _status(path, found["result"], found["error"], notes)
+    status, reason = _status(path, files["result"], files["error"], notes)
     return RunRecord(
         path=path,
         status=status,
         reason=reason,
-        about=found["about"] or {},
-        config=found["config"] or {},
-        result=found["result"],
+        about=files["about"] or {},
+        config=files["config"] or {},
+        result=files["result"],
         train=_by_step(record for record in records if record.get("kind") == "train"),
         evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
         notes=tuple(notes),
@@ -160,9 +161,9 @@ def read_json(path: Path) -> tuple[Json | None, str | None]:
 
 
 def part(source: Mapping[str, Any], name: str) -> Json:
-    """An object inside another; empty if it is missing or something else."""
-    found = source.get(name)
-    return found if isinstance(found, dict) else {}
+    """Return an object inside another; empty if it is missing or something else."""
+    inner = source.get(name)
+    return inner if isinstance(inner, dict) else {}
 
 
 def _comparisons(path: Path) -> list[Path]:
@@ -175,7 +176,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
-    """All runs that a comparison asks for, as if none of them had a folder yet."""
+    """Yield all runs that a comparison asks for, as if none of them had a folder yet."""
     data = comparison.get("data")
     methods, seeds = asked_for(comparison, "method"), _whole_numbers(comparison.get("seeds"))
     pairs = [
@@ -196,25 +197,25 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
 
 
 def _named(run: RunRecord, asked: RunRecord | None) -> RunRecord:
-    """The run; if it failed before it could say what it is, as what it was asked for."""
+    """Return the run; if it failed before it could say what it is, as what it was asked for."""
     return run if asked is None or run.about or run.config else replace(run, about=asked.about)
 
 
 def asked_for(comparison: Json, what: str) -> list[Asked]:
-    """The models or methods of a comparison, from a list of names or of objects with one; single-task models last."""
+    """Return the models or methods of a comparison, from names or objects with a name; single-task models last."""
     listed = comparison.get(f"{what}s")
     if not isinstance(listed, list | dict):
         return []
     if what == "model" and (alone := part(comparison, "single_task")):
         listed = [*listed, alone]
-    found = []
+    asked = []
     for item in listed:
         if isinstance(item, dict):
             label = str(item.get("name"))
-            found.append(Asked(label, str(item.get(what, label)), part(item, "options")))
+            asked.append(Asked(label, str(item.get(what, label)), part(item, "options")))
         else:
-            found.append(Asked(str(item), str(item)))
-    return found
+            asked.append(Asked(str(item), str(item)))
+    return asked
 
 
 def _whole_numbers(listed: Any) -> list[int]:
@@ -223,11 +224,11 @@ def _whole_numbers(listed: Any) -> list[int]:
 
 def _name(about: Json, config: Json, what: str) -> str:
     for source in (about, config):
-        found = source.get(what)
-        if isinstance(found, str):
-            return found
-        if isinstance(found, dict) and found.get("name"):
-            return str(found["name"])
+        told = source.get(what)
+        if isinstance(told, str):
+            return told
+        if isinstance(told, dict) and told.get("name"):
+            return str(told["name"])
     return "unknown"
 
 
@@ -267,6 +268,6 @@ def _records(path: Path) -> tuple[list[Json], int]:
 
 
 def _by_step(records: Iterable[Json]) -> tuple[Json, ...]:
-    """In the order of steps; of a step that was repeated after an interruption, the last record (of each part)."""
+    """Return the records in the order of steps; of a step that was repeated after an interruption, the last ones."""
     last = {(record["step"], str(record.get("part"))): record for record in records}
     return tuple(last[key] for key in sorted(last))

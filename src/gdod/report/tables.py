@@ -77,11 +77,9 @@ class TextTable:
 
 
 def as_terminal(table: TextTable, frame: Literal["box", "rule", "none"] = "rule") -> "RichTable":
-    """Return the table for a rich console. No text in it is taken for markup.
+    """Return the table for a rich console: with lines around all cells, one below the headings, or none.
 
-    Args:
-        table: what to show.
-        frame: lines around all cells, a line below the headings, or no line.
+    No text in it is taken for markup.
     """
     from rich.box import HEAVY_HEAD, SIMPLE_HEAD
     from rich.table import Table
@@ -106,12 +104,7 @@ def as_terminal(table: TextTable, frame: Literal["box", "rule", "none"] = "rule"
 
 
 def as_markdown(table: TextTable, *, escaped: bool = True) -> str:
-    """Return the table in Markdown, below its title and its caption if it has them.
-
-    Args:
-        table: what to show.
-        escaped: texts are shown as they are; if False, they are Markdown themselves.
-    """
+    """Return the table in Markdown, below its title and caption; not ``escaped``: its texts are Markdown themselves."""
     plain = _no_markup if escaped else str
     kept = [place for place, column in enumerate(table.columns) if not column.drawn]
     lines = [f"### {table.title}", ""] if table.title else []
@@ -137,12 +130,7 @@ def as_csv(table: TextTable) -> str:
 
 
 def as_html(table: TextTable, *, sortable: bool = True) -> str:
-    """Return the `<table>` element, without title and caption.
-
-    Args:
-        table: what to show. Its texts are escaped; drawings are not.
-        sortable: headings are buttons, by which the page's script sorts.
-    """
+    """Return the `<table>` element with escaped texts; ``sortable``: headings are buttons for the page's script."""
     heading = _heading if sortable else _plain_heading
     head = "".join(heading(column) for column in table.columns)
     rows = []

@@ -15,23 +15,18 @@ class Progress(Protocol):
 
     def start(self, steps: int, done: int) -> None:
         """Training of ``steps`` steps begins, or goes on after ``done`` of them."""
-        ...
 
     def trained(self, step: int, loss: float) -> None:
         """Steps were made; called at every log time with the last loss."""
-        ...
 
     def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
         """The model was evaluated on the validation part; ``best``: better than ever before."""
-        ...
 
     def say(self, text: str) -> None:
         """Show something that a person should know."""
-        ...
 
     def close(self) -> None:
         """Training has ended, in whatever way."""
-        ...
 
 
 class Silent:
@@ -47,12 +42,15 @@ class Silent:
 class Display:
     """Lines on a console and, in a terminal, bars that stay below them until the display is closed.
 
-    Displays of one run and of many are made of it. As a context manager it closes itself.
+    Displays of one run and of many are made of it. Without a console it shows nothing. As a context manager it
+    closes itself.
     """
 
-    def __init__(self, console: "Console") -> None:
+    console: "Console | None" = None
+    bars: "Bars | None" = None
+
+    def __init__(self, console: "Console | None" = None) -> None:
         self.console = console
-        self.bars: Bars | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +59,11 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def in_terminal(self) -> bool:
+        """Whether there is a terminal, which can show bars."""
+        return self.console is not None and self.console.is_terminal
 
     def open_bars(
         self, columns: Sequence["ProgressColumn"], name: str, total: int, done: int, text: str, *, transient: bool
@@ -75,7 +78,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line, above the bars if there are any. Brackets in it are no markup."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self.console is not None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bars away."""
@@ -96,7 +100,7 @@ class Shown(Display):
 
     def start(self, steps: int, done: int) -> None:
         self.steps = steps
-        if self.console.is_terminal:
+        if self.in_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
             text = TextColumn("{task.fields[text]}", markup=False)  # names of tasks may have brackets
@@ -109,7 +113,7 @@ class Shown(Display):
 
     def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
         self.last = _in_short(metrics)
-        if self.bars is None:
+        if self.bars is None and self.console is not None:
             loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
             self.console.print(
                 f"step {step}/{self.steps}{loss}  {self.last}{'  best' if best else ''}", highlight=False, markup=False
