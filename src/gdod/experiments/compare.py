@@ -121,7 +121,7 @@ def share_cores(processes: int | None, runs: int, threads: int | None, nproc: in
     """Return how many runs are made at a time, and how many threads each of their ``nproc`` processes has."""
     if processes is not None and processes < 1:
         raise InputError(f"jobs={processes}; expected at least 1")
-    processes = processes or _default_processes() // nproc
+    processes = processes or (torch.cuda.device_count() or cores()) // nproc
     processes = max(1, min(processes, runs))
     return processes, threads or max(1, cores() // (processes * nproc))
 
@@ -170,10 +170,6 @@ def check_same(what: str, stored: Settings, asked: Settings) -> None:
             f"the {what} was made with other settings: {'; '.join(others)}. Give the settings it has, or choose "
             "another folder with --out"
         )
-
-
-def _default_processes() -> int:
-    return torch.cuda.device_count() or cores()
 
 
 def check_place(folder: Path, description: str, runs: str) -> None:

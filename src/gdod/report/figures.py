@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Chapter:
-    """Plots that belong together."""
+    """Figures that belong together, with a title and a text above them."""
 
     title: str
     text: str

@@ -5,16 +5,16 @@ import math
 NOTHING = "–"
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Return a number with fixed digits; a dash for what is none."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return _minus(f"{value:,.{digits}f}")
+    return _minus(f"{value:{sign},.{digits}f}")
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    return _minus(f"{value:+,.{digits}f}")
+    """Return a number with fixed digits and its sign, also if it is a plus."""
+    return number(value, digits, "+")
 
 
 def whole(value: float | None) -> str:

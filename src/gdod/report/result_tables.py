@@ -46,11 +46,7 @@ def overview(study: Study) -> TextTable:
         gain = gains[place]
         row = [
             *_first_cells(study, setting),
-            Cell(
-                with_spread(one.summary.mean, one.summary.sd),
-                one.summary.mean,
-                best=place in best,
-            ),
+            Cell(with_spread(one.summary.mean, one.summary.sd), one.summary.mean, best=place in best),
             _difference_cell(one, setting, study),
             _interval_cell(one, reach),
             Cell(p_value(one.p_holm), one.p_holm),

@@ -71,7 +71,7 @@ class Comparison:
 
     summary: Summary
     difference: Difference | None
-    """None for the baseline itself."""
+    """The difference from the baseline; None for the baseline itself."""
     p_holm: float | None
     by_seed: Mapping[int | None, float] = field(default_factory=dict)
     """The difference from the baseline of each common seed."""

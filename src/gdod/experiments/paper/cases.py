@@ -24,7 +24,7 @@ PAPER_SETTINGS: Mapping[str, Any] = {
 
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEED = 1000
-"""For choosing options on validation data: a seed that no result is from."""
+"""The seed of runs that choose options on validation data; no result is from it."""
 
 
 @dataclass(frozen=True)

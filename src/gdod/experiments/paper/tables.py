@@ -27,7 +27,7 @@ class Gains:
     baseline: Row
     tasks: tuple[str, ...]
     differences: dict[tuple[str, str | None], Difference]
-    """By the row's name and the task; None is the mean over tasks."""
+    """The differences by the row's name and the task; the task None is the mean over tasks."""
     corrected: dict[str, float | None]
     """P-values of the differences of means over tasks, by row, corrected for the number of rows (Holm)."""
 
