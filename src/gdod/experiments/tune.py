@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gdod._files import make_folder, read_json, write, write_json
+from gdod._files import make_folder, read_json, write_json, write_text
 from gdod.errors import InputError
 from gdod.experiments.compare import (
     check_place,
@@ -320,7 +320,7 @@ def _written(search: Search, folder: Path, trials: _Trials) -> Best:
     settings = {name: best.params[name] for name in search.space}
     assert best.value is not None
     outcome = Best(folder, best.value, settings, best.number, len(complete), trials.failed)
-    write(outcome.file, lambda file: file.write(_as_yaml(search, outcome).encode()))
+    write_text(outcome.file, _as_yaml(search, outcome))
     return outcome
 
 

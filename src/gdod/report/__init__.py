@@ -3,12 +3,11 @@
 write_report([Path("runs/first"), Path("comparison")], Path("report.html"))
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from gdod._checks import nearest
+from gdod._files import write_text
 from gdod.errors import InputError
 from gdod.report.page import page
 from gdod.report.result_tables import result_tables, run_table, to_csv, to_markdown
@@ -42,7 +41,11 @@ def write_report(
     if len(texts) < 1 + (markdown is not None) + (csv is not None):
         raise InputError("the page, the Markdown and the CSV have the same path; expected different ones")
     for path, text in texts.items():
-        _write(path, text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
     return out
 
 
@@ -64,19 +67,6 @@ def markdown_tables(studies: Sequence[Study]) -> str:
     for study in studies:
         parts += [f"## {study.name}\n", to_markdown([*result_tables(study), run_table(study)])]
     return "\n".join(parts)
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise InputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
 __all__ = [

@@ -1,6 +1,5 @@
 """Read run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from gdod._files import read_json_lines, try_read_json
 from gdod.errors import InputError
 
 Status = Literal["finished", "unfinished", "failed", "not started"]
@@ -110,7 +110,7 @@ def collect(paths: Sequence[Path]) -> Collection:
                 "`gdod train` or `gdod compare` wrote"
             )
         for folder in comparisons:
-            comparison = asked[folder.resolve()] = read_json(folder / "comparison.json")[0] or {}
+            comparison = asked[folder.resolve()] = try_read_json(folder / "comparison.json")[0] or {}
             for run in _asked_runs(comparison, folder):
                 runs.setdefault(run.path.resolve(), run)
         for folder in folders:
@@ -127,10 +127,12 @@ def read_run(path: Path) -> RunRecord:
     notes: list[str] = []
     files: dict[str, Json | None] = {}
     for name in ("about", "config", "result", "error"):
-        files[name], note = read_json(path / f"{name}.json")
+        files[name], note = try_read_json(path / f"{name}.json")
         if note:
             notes.append(note)
-    records, skipped = _records(path / "metrics.jsonl")
+    lines, skipped = read_json_lines(path / "metrics.jsonl")
+    records = [line for line in lines if isinstance(line.get("step"), int)]
+    skipped += len(lines) - len(records)
     if skipped:
         notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
     status, reason = _status(path, files["result"], files["error"], notes)
@@ -145,19 +147,6 @@ def read_run(path: Path) -> RunRecord:
         evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
         notes=tuple(notes),
     )
-
-
-def read_json(path: Path) -> tuple[Json | None, str | None]:
-    """The object in a file and what is wrong with it; a missing file is neither. Nan and infinity are None."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"{path.name} cannot be read: {type(error).__name__}"
-    if not isinstance(found, dict):
-        return None, f"{path.name} holds no object"
-    return found, None
 
 
 def part(source: Mapping[str, Any], name: str) -> Json:
@@ -245,26 +234,6 @@ def _status(path: Path, result: Json | None, error: Json | None, notes: Sequence
     else:
         reason = "no result.json, so it is still running or was interrupted"
     return "unfinished", "; ".join([reason, *notes])
-
-
-def _records(path: Path) -> tuple[list[Json], int]:
-    """The lines of a file that hold objects with a step, and how many do not."""
-    found, skipped = [], 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line, parse_constant=lambda name: None)
-                    usable = isinstance(record, dict) and isinstance(record.get("step"), int)
-                except (ValueError, RecursionError):
-                    usable = False
-                if usable:
-                    found.append(record)
-                elif line.strip():
-                    skipped += 1
-    except OSError:
-        pass  # not written yet
-    return found, skipped
 
 
 def _by_step(records: Iterable[Json]) -> tuple[Json, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdod._files import make_folder, read_json
+from gdod._files import make_folder, read_json, read_json_lines
 from gdod.errors import InputError
 from gdod.experiments.compare import share_cores
 from gdod.experiments.lock import locked
@@ -155,8 +155,7 @@ class Store:
         return [line["conflict"] for line in self._lines(case, seed) if line["kind"] == "train" and line["conflict"]]
 
     def _lines(self, case: Case, seed: int) -> list[Json]:
-        path = Folder(self.place(case, seed)).metrics
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_json_lines(Folder(self.place(case, seed)).metrics)[0]
 
     def _validation(self, case: Case, seed: int) -> float | None:
         result = self.result(case, seed)
