@@ -28,8 +28,8 @@ def write_report(
 
     Args:
         paths: run folders, comparison folders, or folders of these.
-        out: where to write the page.
-        markdown, csv: where to write the tables, too.
+        markdown: where to write the tables as Markdown, too.
+        csv: where to write every figure as CSV, too.
         baseline: the method that others are compared with; else that of the comparison, or "sum".
     """
     loaded = load_studies(paths, baseline=baseline)
