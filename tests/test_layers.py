@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {*LEAVES, "data", *DATA, "models", "methods", "_backward", "rows.distributed"},
     "report": LEAVES,
     "experiments": {*LEAVES, "report", "training", "data", "data.sets", "methods", "methods.torchjd"},
-    "experiments.paper": {*LEAVES, "experiments", "training", "data", "data.sets", "methods"},
+    "experiments.paper": {*LEAVES, "experiments", "report", "training", "data", "data.sets", "methods"},
 }
 # The command line and the door of the library may use everything.
 ABOVE_ALL = {"cli", "__main__", "gdod"}
