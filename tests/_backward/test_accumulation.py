@@ -18,7 +18,8 @@ from tests.rows.distributed.steps import Data
 from torch import Tensor, nn
 
 import gdod
-from gdod.rows.distributed import accumulated_rows
+from gdod.rows import accumulated_rows
+from gdod.rows.processes import LocalAccumulated
 
 Losses = Callable[[nn.Module, Mapping[str, Tensor]], Any]
 METHODS = {name: make for name, make in VARIETY.items() if name != "gradreg"}
@@ -201,15 +202,21 @@ def test_examples_that_mix_in_one_micro_batch_only() -> None:
             check_against_one_batch(Sequences().double(), losses, data, [7, 5], lambda: gdod.GDOD(groups=3), whole)
 
 
+def kept_of(update: gdod.Accumulation) -> list[accumulated_rows._Kept]:
+    assert update._update is not None
+    accumulated = update._update.accumulated
+    assert isinstance(accumulated, LocalAccumulated)
+    return list(accumulated._sum.kept.values())
+
+
 def held(update: gdod.Accumulation) -> int:
     """Numbers that are kept for rows."""
-    assert update._update is not None
     total = 0
-    for kept in update._update.joined.kept.values():
+    for kept in kept_of(update):
         if isinstance(kept, accumulated_rows._Sum):
             total += kept.rows.numel()
         elif isinstance(kept, accumulated_rows._Factors):
-            total += sum(x.numel() + d.numel() for _, x, d in kept.found)
+            total += sum(x.numel() + d.numel() for _, x, d in kept.runs)
         else:
             assert isinstance(kept, accumulated_rows._Entries)
             total += sum(some.keys.numel() + some.values.numel() for some in kept.merged)
@@ -228,8 +235,7 @@ def test_what_is_kept_is_the_smaller_of_rows_and_factors(groups: int, width: int
         sizes.append(held(update))
         with pytest.raises(RuntimeError, match="second time"):  # the graph is freed
             sum(loss.sum() for loss in losses.values()).backward()
-    assert update._update is not None
-    kinds = {type(kept).__name__ for kept in update._update.joined.kept.values()}
+    kinds = {type(kept).__name__ for kept in kept_of(update)}
     assert ("_Factors" in kinds) == (width == 96)
     rows = groups * 3 * sum(p.numel() for p in (*model.first.parameters(), *model.again.parameters()))
     entries = 24 * 5 * (1 + 3 * 6)

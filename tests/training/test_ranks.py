@@ -17,10 +17,10 @@ from tests.training.together import Started, Stopped, Wrong, start, training
 from gdod import InputError
 from gdod._files import read_json
 from gdod.models import Batch, Categorical, Numeric, Schema, Task, build
+from gdod.ranks import Ranks
 from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.evaluation import Scored, score
-from gdod.training.ranks import Ranks
 
 SEEDS = {"dropout": 0.0, "embedding": 4, "bottom": [16], "tower": [8]}
 

@@ -16,9 +16,9 @@ import torch
 from tests.training import tiny
 
 from gdod.data.dataset import Dataset
+from gdod.ranks import Ranks
+from gdod.ranks.processes import Place, joined
 from gdod.training import TrainConfig, train
-from gdod.training.processes import Place, joined
-from gdod.training.ranks import Ranks
 
 Work = Callable[..., Any]
 

@@ -131,8 +131,8 @@ def compare(
 def _compare_here(plan: "Plan", out: Path, jobs: int | None, nproc: int | None, *, as_json: bool, quiet: bool) -> None:
     """In processes of its own, or in those that torchrun or another has started: there all but rank 0 follow."""
     from gdod.experiments.worker import Worker
-    from gdod.training.processes import check_nproc, joined, surroundings
-    from gdod.training.ranks import LostError
+    from gdod.ranks import LostError
+    from gdod.ranks.processes import check_nproc, joined, surroundings
 
     place = surroundings()
     check_nproc(nproc, place)

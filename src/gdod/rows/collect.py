@@ -15,7 +15,7 @@ from gdod.rows.ownership import factors, owners
 from gdod.rows.passes import Passes, grad
 from gdod.rows.plan import Assignment, Plan, plan_for
 from gdod.rows.recipe import Recipe, make_recipe
-from gdod.rows.rows import Rows, SlowPath
+from gdod.rows.rows import Contributions, SlowPath
 from gdod.rows.targets import Target
 from gdod.rows.trunk import find_trunk
 from gdod.rows.trust import keeps_apart
@@ -29,7 +29,7 @@ def collect(
     groups: Groups,
     shared: Sequence[Tensor] | None,
     retain_graph: bool,
-) -> Rows:
+) -> Contributions:
     """Runs the backward passes.
 
     ``seeds`` [K, B]: the weight of each example in its task's mean; ``active``: the tasks for which
@@ -45,7 +45,7 @@ def collect(
         _warn_of_mixing(graph, recipe, len(plan.shared))
     passes = Passes(graph, plan, recipe, groups)
     passes.run(targets, seeds, active, retain_graph, assignment)
-    return Rows(
+    return Contributions(
         groups=groups,
         tasks=len(targets),
         blocks=list(passes.blocks()),

@@ -12,8 +12,8 @@ from torch import Tensor
 from gdod._checks import check_choice
 from gdod.errors import InputError
 from gdod.models import Batch, Model, Task
+from gdod.ranks import Ranks
 from gdod.training.metrics import calibration, evaluate
-from gdod.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from gdod.data.parts.part import Minibatch, Part

@@ -13,14 +13,14 @@ from gdod._files import check_space, check_writable, make_folder, read_json, rem
 from gdod.errors import InputError
 from gdod.models import MODELS, build
 from gdod.models.config import configure
+from gdod.ranks import Ranks
+from gdod.ranks.processes import current, own_device
 from gdod.training import checkpoint
 from gdod.training.config import DataConfig, TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import check_monitor, score
 from gdod.training.loop import Trainer
-from gdod.training.processes import current, own_device
 from gdod.training.progress import Progress, Silent
-from gdod.training.ranks import Ranks
 from gdod.training.record import Curves, Record, finite
 from gdod.training.run import Folder, about, decay_note, model_options
 from gdod.training.seeds import seed_for, seeded_method

@@ -24,13 +24,13 @@ from gdod._backward import Info, backward
 from gdod.errors import InputError, NonFiniteInputError
 from gdod.methods import Method
 from gdod.models import Model
+from gdod.ranks import Ranks
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
 from gdod.training.evaluation import Metrics, goodness, score
 from gdod.training.minibatch_losses import any_losses, binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
 from gdod.training.progress import Progress
-from gdod.training.ranks import Ranks
 from gdod.training.record import Line, Record
 from gdod.training.resharding import lane_batches
 from gdod.training.schedule import share

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests._backward.test_own_update import Decayed
 from tests.models.cases import SMALL, TASKS, batch_of, build, labels_of, shuffled
 from tests.rows.distributed.steps import Data, Step, flat, same_everywhere
 from torch import Tensor, nn
@@ -148,10 +149,12 @@ VARIETY: dict[str, Callable[[], gdod.Method]] = {
     "pcgrad": lambda: gdod.PCGrad(),
     "modo": lambda: gdod.method("modo"),
 }
+OWN: dict[str, Callable[[], gdod.Method]] = {"its own update": lambda: Decayed()}
 
-for name, make in VARIETY.items():
+for name, make in {**VARIETY, **OWN}.items():
     CASES[f"everything {name}"] = lambda make=make: everything(make).check()
-    CASES[f"everything sparse {name}"] = lambda make=make: everything(make, model={"sparse": True}).check()
+    if name not in OWN:  # decay is dense
+        CASES[f"everything sparse {name}"] = lambda make=make: everything(make, model={"sparse": True}).check()
 
 
 @case("float32")
