@@ -6,7 +6,7 @@ import pickle
 import signal
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +27,7 @@ Work = Callable[..., Any]
 class Started:
     """Ranks at work."""
 
-    processes: list[BaseProcess]
+    processes: Sequence[BaseProcess]
     folder: Path
 
     def wait(self, timeout: float = 600) -> list[Any]:
