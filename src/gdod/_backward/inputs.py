@@ -43,20 +43,18 @@ def read_inputs(process_group: ProcessGroup | str | None, method: Method, read: 
     """Read the losses, and make sure that other ranks, if there are any, are about to do the same."""
     exchange = exchange_over(process_group)
     if isinstance(exchange, Exchange):
-        return agree_on_inputs(exchange, method, lambda: read(True), diagnose)
+        return agree_on_inputs(exchange, method, read, diagnose)
     return Inputs(*read(False), _QUIET if is_distributed() else _ALONE)
 
 
 _ALONE, _QUIET = OneProcess(quiet=False), OneProcess(quiet=True)
 
 
-def agree_on_inputs(
-    exchange: Exchange, method: Method, read: Callable[[], tuple[Tasks, list[Tensor] | None]], diagnose: bool
-) -> Inputs:
+def agree_on_inputs(exchange: Exchange, method: Method, read: Read, diagnose: bool) -> Inputs:
     """Read this rank's losses, and make sure that the others are about to do the same."""
 
     def work() -> tuple[tuple[Tasks, list[Tensor] | None, str], list[int]]:
-        tasks, parameters = read()
+        tasks, parameters = read(True)
         about = _about(tasks, method, parameters, diagnose)
         labelled = (
             [tasks.values.shape[1]] * len(tasks.names) if tasks.labelled is None else tasks.labelled.sum(1).tolist()
@@ -93,8 +91,8 @@ def _about(tasks: Tasks, method: Method, parameters: list[Tensor] | None, diagno
 
 def _check(exchange: Exchange, method: Method, about: str, told: list[list[int]]) -> None:
     if len({numbers[0] for numbers in told}) > 1:
-        texts = exchange.tell(about)
-        calls = "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(texts))
+        _, texts = exchange.agree(lambda: (None, list(about.encode())))
+        calls = "; ".join(f"rank {rank} has {bytes(text).decode()}" for rank, text in enumerate(texts))
         raise InputError(f"ranks do not call gdod.backward alike: {calls}; pass the same on every rank")
     states = {numbers[1] for numbers in told}
     if len(states) > 1 and 0 not in states:

@@ -115,13 +115,14 @@ class _OnBasis(Method):
 
     def _weigh_svd(self, gram: Gram) -> Weights:
         """Return weights on the basis of the SVD. Singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
-        on = on_spectrum(gram, self.rank)
-        factors = self.scale(on.rounded)
-        kept = (factors * on.along).sum(1)
-        exact = gram.error <= 1e-12 or on.spectrum.values.numel() == 0
-        if not exact and not self._is_precise_enough(gram, on.spectrum, on.along, factors, kept):
+        spectrum = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
+        along, projections, rounded = _on_spectrum(gram, spectrum)
+        factors = self.scale(rounded)
+        kept = (factors * along).sum(1)
+        exact = gram.error <= 1e-12 or spectrum.values.numel() == 0
+        if not exact and not self._is_precise_enough(gram, spectrum, along, factors, kept):
             return Weights(gram.averages.sum(0), precise_enough=False)
-        return Weights(on.spectrum.vectors @ kept, projections=on.projections, factors=factors)
+        return Weights(spectrum.vectors @ kept, projections=projections, factors=factors)
 
     def _is_precise_enough(
         self, gram: Gram, spectrum: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
@@ -213,19 +214,9 @@ class WeightedGDOD(_OnBasis):
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
 
 
-@dataclass(frozen=True)
-class OnSpectrum:
-    """Task gradients on the eigenvectors of the Gram matrix."""
-
-    spectrum: decompositions.Spectrum
-    along: Tensor  # Uᵀ cᵢ [r, K]
-    projections: Tensor  # Λ^(1/2) Uᵀ cᵢ [r, K]
-    rounded: Tensor  # the same, with exact zeros where a projection counts as zero
-
-
-def on_spectrum(gram: Gram, rank: int | None) -> OnSpectrum:
-    """Return the task gradients on the eigenvectors of the Gram matrix."""
-    spectrum = decompositions.spectrum(gram.matrix, rank, gram.tolerance)
+def _on_spectrum(gram: Gram, spectrum: decompositions.Spectrum) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the task gradients on the eigenvectors of the Gram matrix: Uᵀ cᵢ, their projections Λ^(1/2) Uᵀ cᵢ, and
+    these with exact zeros where one counts as zero. [r, K] each"""
     values, vectors = spectrum.values.unsqueeze(1), spectrum.vectors
     along = (gram.averages @ vectors).T
     projections = values.sqrt() * along
@@ -237,7 +228,7 @@ def on_spectrum(gram: Gram, rank: int | None) -> OnSpectrum:
         along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
         projections = values.sqrt() * along
         rounded = gram.rounded(projections)
-    return OnSpectrum(spectrum, along, projections, rounded)
+    return along, projections, rounded
 
 
 def _rounded_if_balanced(projections: Tensor, gram: Gram) -> Tensor | None:

@@ -56,15 +56,9 @@ class Failure:
 def raise_in_same_words(failures: Sequence[Failure], own: Exception | None) -> NoReturn:
     """Raise one error with the words of all ranks that failed; ``own`` is this rank's, if it did."""
     kinds = {failure.kind for failure in failures}
-    wrong_input = all(issubclass(kind, InputError) for kind in kinds)
-    text = "; ".join(
-        f"rank {failure.rank}: {failure.text}"
-        if wrong_input or failure.kind is LostError
-        else f"rank {failure.rank}: {failure.kind.__name__}: {failure.text}"
-        for failure in failures
-    )
-    if wrong_input:
-        raise (NonFiniteInputError if kinds == {NonFiniteInputError} else InputError)(text) from own
+    text = "; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures)
+    if kinds <= {NonFiniteInputError, InputError}:
+        raise (InputError if InputError in kinds else NonFiniteInputError)(text) from own
     raise own or LostError(f"gdod.backward failed on another rank: {text}")
 
 
@@ -167,10 +161,6 @@ class Exchange:
         if any(status for status, _ in told):
             fail(_failures(told), None)
         return result, [numbers for _, numbers in told]
-
-    def tell(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
-        return [bytes(letters).decode() for _, letters in self._told(0, list(text.encode()))]
 
     def numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of all ranks, of which each has equally many."""

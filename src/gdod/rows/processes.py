@@ -42,13 +42,8 @@ P = TypeVar("P", bound=Packed)
 class Accumulated(Protocol):
     """Rows of micro-batches, in one process or in several."""
 
-    @property
-    def groups(self) -> Groups:
-        """The groups of the whole batch."""
-
-    @property
-    def mine(self) -> Slice:
-        """The part of the batch that lies in this process."""
+    groups: Groups  # of the whole batch
+    mine: Slice  # the part of the batch that lies in this process
 
     def add(self, losses: LocalLosses, part: Slice) -> None:
         """Add a micro-batch, which is this part of `mine`, or raise without having taken anything."""

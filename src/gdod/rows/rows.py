@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -29,29 +28,12 @@ class Rows(Protocol):
     """The rows of a batch, in one process or over several: row ``g * tasks + i`` is the gradient of task i's mean loss
     over the labelled examples of group g, with respect to all shared parameters."""
 
-    @property
-    def shares(self) -> Shares:
-        """How rows average to task gradients."""
-
-    @property
-    def shared(self) -> tuple[Tensor, ...]:
-        """The parameters that rows are over."""
-
-    @property
-    def slow(self) -> tuple[SlowPath, ...]:
-        """The parameters whose rows took a backward pass each."""
-
-    @property
-    def passes(self) -> int:
-        """The number of backward passes of autograd in this process."""
-
-    @property
-    def last_layer(self) -> frozenset[int]:
-        """The ids of the shared parameters that are used closest to the losses."""
-
-    @property
-    def precision(self) -> float:
-        """The relative rounding error of the rows."""
+    shares: Shares  # how rows average to task gradients
+    shared: tuple[Tensor, ...]  # the parameters that rows are over
+    slow: tuple[SlowPath, ...]  # parameters whose rows took a backward pass each
+    passes: int  # backward passes of autograd in this process
+    last_layer: frozenset[int]  # ids of the shared parameters that are used closest to the losses
+    precision: float  # relative rounding error of the rows
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         """Return the rows' inner products over all shared parameters or some, as float64 on the CPU. [N, N]
@@ -126,11 +108,6 @@ class Contributions:
             grads.append((parameter, sum(scaled[1:], scaled[0])))
         return grads
 
-    @cached_property
-    def precision(self) -> float:
-        """The relative rounding error of the contributions."""
-        return precision(self.shared)
-
 
 @dataclass
 class LocalRows:
@@ -142,7 +119,7 @@ class LocalRows:
     def __post_init__(self) -> None:
         self.shared, self.slow = self.contributions.shared, self.contributions.slow
         self.passes, self.last_layer = self.contributions.passes, self.contributions.last_layer
-        self.precision = self.contributions.precision
+        self.precision = precision(self.shared)
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         return self.contributions.gram(precise, only) * self.shares.inverses

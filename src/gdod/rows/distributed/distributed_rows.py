@@ -6,7 +6,7 @@ except that of a table only the rows that were looked up are sent.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -28,18 +28,59 @@ from gdod.rows.workspace import release
 
 
 @dataclass(frozen=True)
+class Description:
+    """What every rank has to know of what another has to send, in numbers of parameters."""
+
+    model: list[int]  # a number for the shapes of all parameters, and 1 if the rank has examples
+    shared: list[int]
+    layers: list[int]  # all numbers of a `Layer`, one layer after the other
+    own: list[int]  # private parameters that got a gradient
+    entries: list[int]  # for each width of tables, how many go to each rank
+    sums: list[int]  # the same, of private tables
+    order: list[int]  # shared parameters that got a gradient, as `Contributions.combine` has them
+    last_layer: list[int]
+
+    def numbers(self) -> list[int]:
+        """Return all of it, each list after its length."""
+        lists = [getattr(self, field.name) for field in fields(self)]
+        return [number for numbers in lists for number in (len(numbers), *numbers)]
+
+    @staticmethod
+    def read(numbers: list[int]) -> "tuple[Description, list[int]]":
+        """Return what `numbers` described, and the numbers that follow."""
+        lists = []
+        for _ in fields(Description):
+            lists.append(numbers[1 : 1 + numbers[0]])
+            numbers = numbers[1 + numbers[0] :]
+        return Description(*lists), numbers
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether the rank has examples."""
+        return bool(self.model[1])
+
+    @cached_property
+    def described(self) -> tuple[Layer, ...]:
+        """The layers."""
+        return tuple(Layer(*numbers) for numbers in _chunks(self.layers, 7))
+
+    @property
+    def layout(self) -> list[list[int]]:
+        """What has to be alike on all ranks for their contributions to fit together."""
+        return [layer.numbers[:-1] for layer in self.described]
+
+
+@dataclass(frozen=True)
 class LocalPart:
     """What one rank has after its own backward passes."""
 
     known: Survey
     contributions: Contributions | None  # None without examples
-    layers: list[tuple[Layer, Block]]
-    order: list[int]  # shared parameters that got a gradient, as `Contributions.combine` has them
+    blocks: list[Block]  # but for tables, in the order of layers
     merged: list[Merged]  # one for each width
-    widths: tuple[int, ...]
     by_width: tuple[tuple[Table, ...], ...]
-    own: list[int]  # private parameters that got a gradient
     sums: TableSums  # of private tables
+    description: Description
 
     @staticmethod
     def of(
@@ -51,63 +92,25 @@ class LocalPart:
         by_width = tables_by_width([(number, leaves[number]) for number in known.tables])
         blocks = [] if contributions is None else contributions.blocks
         layers = [(layer_of(b, numbers, mine.groups), b) for b in blocks if not isinstance(b, Tables)]
+        layers.sort(key=lambda pair: pair[0].weight)
         tables = [b for b in blocks if isinstance(b, Tables)]
-        return LocalPart(
-            known=known,
-            contributions=contributions,
-            layers=sorted(layers, key=lambda pair: pair[0].weight),
-            order=[numbers[id(parameter)] for block in blocks for parameter in _in_order(block)],
-            merged=_merge_all(tables, by_width, leaves, mine, groups, tasks, ranks),
-            widths=tuple(leaves[some[0].number].shape[1] for some in by_width),
-            by_width=by_width,
+        merged = [_merged(tables, leaves, some, mine, groups, tasks, ranks) for some in by_width]
+        sums = TableSums.of(known.ids, known.sparse, leaves, ranks)
+        description = Description(
+            model=[digest_of(leaves), int(contributions is not None)],
+            shared=known.shared,
+            layers=[number for layer, _ in layers for number in layer.numbers],
             own=[] if contributions is None else sorted(numbers[id(parameter)] for parameter, _ in contributions.own),
-            sums=TableSums.of(known.ids, known.sparse, leaves, ranks),
+            entries=[count for some in merged for count in some.counts],
+            sums=sums.counts,
+            order=[numbers[id(parameter)] for block in blocks for parameter in _in_order(block)],
+            last_layer=known.last_layer,
         )
-
-    def numbers(self) -> list[int]:
-        """Return what other ranks have to know, for `Said.read`."""
-        layers = [number for layer, _ in self.layers for number in layer.numbers]
-        entries = [count for merged in self.merged for count in merged.counts]
-        known = self.known
-        lists = [known.shared, layers, self.own, entries, self.sums.counts, self.order, known.last_layer]
-        return [digest_of(known.leaves), int(self.contributions is not None), *_with_lengths(lists)]
+        return LocalPart(known, contributions, [block for _, block in layers], merged, by_width, sums, description)
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a rank told the others of its `LocalPart`."""
-
-    leaves: int
-    has_examples: bool
-    shared: list[int]
-    layers: tuple[Layer, ...]
-    own: list[int]
-    entries: tuple[tuple[int, ...], ...]
-    sums: list[int]
-    order: list[int]
-    last_layer: list[int]
-
-    @staticmethod
-    def read(numbers: list[int], ranks: int) -> "tuple[Said, list[int]]":
-        """Return what a rank told, and the numbers that are left."""
-        (leaves, has_examples), rest = numbers[:2], numbers[2:]
-        lists = []
-        for _ in range(7):
-            lists.append(rest[1 : 1 + rest[0]])
-            rest = rest[1 + rest[0] :]
-        shared, layers, own, entries, sums, order, last_layer = lists
-        parsed = tuple(Layer(*layers[at : at + 7]) for at in range(0, len(layers), 7))
-        by_width = tuple(tuple(entries[at : at + ranks]) for at in range(0, len(entries), ranks))
-        return Said(leaves, bool(has_examples), shared, parsed, own, by_width, sums, order, last_layer), rest
-
-    @property
-    def layout(self) -> list[list[int]]:
-        """What has to be alike on all ranks for their contributions to fit together."""
-        return [layer.numbers[:-1] for layer in self.layers]
-
-
-def _with_lengths(lists: Sequence[Sequence[int]]) -> list[int]:
-    return [number for numbers in lists for number in (len(numbers), *numbers)]
+def _chunks(numbers: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(numbers[at : at + size]) for at in range(0, len(numbers), size))
 
 
 def _in_order(block: Block) -> tuple[Tensor, ...]:
@@ -115,26 +118,23 @@ def _in_order(block: Block) -> tuple[Tensor, ...]:
     return block.parameters if isinstance(block, Tables) else block.parameters[::-1]
 
 
-def _merge_all(
+def _merged(
     blocks: Sequence[Tables],
-    by_width: Sequence[Sequence[Table]],
     leaves: Sequence[Tensor],
+    tables: Sequence[Table],
     mine: Slice,
     groups: Groups,
     tasks: int,
     ranks: int,
-) -> list[Merged]:
-    merged = []
-    for tables in by_width:
-        like = leaves[tables[0].number]
-        first_ids = {id(leaves[table.number]): table.first for table in tables}
-        some = [block for block in blocks if id(block.tables[0][0]) in first_ids]
-        if some:
-            merged.append(merge(some, first_ids, mine, groups.count, tasks, ranks))
-        else:
-            values = working(like.detach()).new_zeros(0, tasks * like.shape[1])
-            merged.append(Merged(torch.zeros(0, dtype=torch.int64), values, (0,) * ranks))
-    return merged
+) -> Merged:
+    """Return the entries of tables of one width."""
+    first_ids = {id(leaves[table.number]): table.first for table in tables}
+    some = [block for block in blocks if id(block.tables[0][0]) in first_ids]
+    if some:
+        return merge(some, first_ids, mine, groups.count, tasks, ranks)
+    like = leaves[tables[0].number].detach()
+    values = working(like).new_zeros(0, tasks * like.shape[1])
+    return Merged(torch.zeros(0, dtype=torch.int64), values, (0,) * ranks)
 
 
 def labels_of_all(labels: Sequence[Sequence[int]], slices: Sequence[Slice], groups: Groups, tasks: int) -> Tensor:
@@ -147,9 +147,9 @@ def labels_of_all(labels: Sequence[Sequence[int]], slices: Sequence[Slice], grou
     return total
 
 
-def check_model(said: Sequence[Said]) -> None:
+def check_model(said: Sequence[Description]) -> None:
     """Refuse ranks whose losses reach different parameters."""
-    if len({(one.leaves, tuple(one.shared)) for one in said}) > 1:
+    if len({(one.model[0], *one.shared) for one in said}) > 1:
         counts = "; ".join(f"rank {rank}: {len(one.shared)} shared" for rank, one in enumerate(said))
         raise InputError(
             f"the losses do not reach the same parameters on all ranks, or share others ({counts}); every rank needs "
@@ -173,7 +173,7 @@ class DistributedRows:
         tasks: int,
         slices: tuple[Slice, ...],
         local: LocalPart,
-        said: Sequence[Said],
+        said: Sequence[Description],
         in_groups: Tensor | None,
     ) -> None:
         self.exchange, self.groups, self.tasks = exchange, groups, tasks
@@ -185,8 +185,8 @@ class DistributedRows:
         self.passes = 0 if local.contributions is None else local.contributions.passes
         self.last_layer = frozenset(id(self.leaves[number]) for number in said[0].last_layer)
         self.precision = precision(self.shared)
-        self.blocks = [block for _, block in local.layers]
-        layers = [one.layers for one in said]
+        self.blocks = local.blocks
+        layers = [one.described for one in said]
         if any(one.layout != other.layout for one in said for other in said if one.has_examples and other.has_examples):
             layers = self._one_by_one(layers)
         self.layout = ExchangeLayout(
@@ -195,8 +195,8 @@ class DistributedRows:
             groups=groups.count,
             tasks=tasks,
             layers=tuple(layers),
-            entries=tuple(one.entries for one in said),
-            widths=local.widths,
+            entries=tuple(_chunks(one.entries, exchange.ranks) for one in said),
+            widths=tuple(self.leaves[tables[0].number].shape[1] for tables in local.by_width),
             dtype=self._dtype(),
         )
 

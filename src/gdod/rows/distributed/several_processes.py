@@ -10,7 +10,7 @@ from gdod.errors import InputError
 from gdod.ranks import Exchange
 from gdod.rows.accumulated_rows import AccumulatedRows
 from gdod.rows.collect import check_among, collect
-from gdod.rows.distributed.distributed_rows import DistributedRows, LocalPart, Said, check_model, labels_of_all
+from gdod.rows.distributed.distributed_rows import Description, DistributedRows, LocalPart, check_model, labels_of_all
 from gdod.rows.distributed.rank_parameters import lookups, ordered_leaves, refuse_sharded
 from gdod.rows.distributed.sums import TableSums, sum_dense
 from gdod.rows.distributed.survey import Survey, digest_of, survey
@@ -59,10 +59,10 @@ class SeveralProcesses:
         def told_work() -> tuple[LocalPart, list[int]]:
             known, contributions, labels = work()
             local = LocalPart.of(known, contributions, mine, groups, tasks, ranks)
-            return local, [*local.numbers(), *(labels.flatten().long().tolist() if self.masked else [])]
+            return local, [*local.description.numbers(), *(labels.flatten().long().tolist() if self.masked else [])]
 
         local, told = self.exchange.agree(told_work)
-        said, labels = zip(*(Said.read(numbers, ranks) for numbers in told), strict=True)
+        said, labels = zip(*map(Description.read, told), strict=True)
         check_model(said)
         in_groups = labels_of_all(labels, slices, groups, tasks) if self.masked else None
         return DistributedRows(self.exchange, groups, tasks, slices, local, said, in_groups)

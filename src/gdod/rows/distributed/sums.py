@@ -51,21 +51,17 @@ def from_owners(
     sizes = exchange.numbers([len(ids) for ids, _ in owned])
     widths = [values.shape[1] for _, values in owned]
     flat = torch.cat([torch.cat([key_bits(i, like), v.to(like)], 1).flatten() for i, v in owned])
-    totals = [sum(n * (key + w) for n, w in zip(some, widths, strict=True)) for some in sizes]
-    parts = exchange.gather(flat, totals, "table gradients")
+    lengths = [[n * (key + w) for n, w in zip(some, widths, strict=True)] for some in sizes]
+    parts = exchange.gather(flat, [sum(some) for some in lengths], "table gradients")
+    pieces = [part.split(some) for part, some in zip(parts, lengths, strict=True)]
     grads: Gradients = []
     for place, width in enumerate(widths):
-        some = []
-        for part, counts in zip(parts, sizes, strict=True):
-            begin = sum(n * (key + w) for n, w in zip(counts[:place], widths, strict=False))
-            some.append(part[begin : begin + counts[place] * (key + width)].view(-1, key + width))
-        entries = torch.cat(some)
+        entries = torch.cat([some[place].view(-1, key + width) for some in pieces])
         ids, order = keys_of(entries[:, :key]).sort()
         values = entries[order, key:]
         for table in by_width[place]:
-            low, high = (
-                int(n) for n in torch.searchsorted(ids, torch.tensor([table.first, table.first + table.length]).to(ids))
-            )
+            bounds = torch.tensor([table.first, table.first + table.length]).to(ids)
+            low, high = torch.searchsorted(ids, bounds).tolist()
             leaf = leaves[table.number]
             own = (ids[low:high] - table.first).to(leaf.device)
             grads.append((leaf, _gradient(leaf, own, values[low:high].to(leaf), sparse[table.number])))
