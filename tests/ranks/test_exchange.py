@@ -39,7 +39,7 @@ WRONG, INFINITE, BROKEN, FULL = InputError("no"), NonFiniteInputError("inf"), Ke
         (
             {0: WRONG, 1: FULL},
             LostError,
-            "gdod.backward failed on another rank: rank 0: no; rank 1: no room",
+            "gdod.backward failed on another rank: rank 0: no; rank 1: OSError: no room",
         ),
     ],
 )

@@ -56,7 +56,8 @@ class Failure:
 def raise_in_same_words(failures: Sequence[Failure], own: Exception | None) -> NoReturn:
     """Raise one error with the words of all ranks that failed; ``own`` is this rank's, if it did."""
     kinds = {failure.kind for failure in failures}
-    text = "; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures)
+    names = {OSError: "OSError: ", ImportError: "ImportError: "}
+    text = "; ".join(f"rank {failure.rank}: {names.get(failure.kind, '')}{failure.text}" for failure in failures)
     if kinds <= {NonFiniteInputError, InputError}:
         raise (InputError if InputError in kinds else NonFiniteInputError)(text) from own
     raise own or LostError(f"gdod.backward failed on another rank: {text}")

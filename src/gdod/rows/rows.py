@@ -65,7 +65,7 @@ class Contributions:
     """What each group of examples contributes to each task's gradient, over all shared parameters.
 
     Contribution ``g * tasks + i`` is the row of group g and task i times the group's share of the task's labelled
-    examples. Other than rows, contributions add up: those of one task to its gradient, and those of parts of a group,
+    examples. Unlike rows, contributions add up: those of one task to its gradient, and those of parts of a group,
     in several micro-batches or processes, to that of the group.
     """
 
