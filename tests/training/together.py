@@ -6,7 +6,7 @@ import pickle
 import signal
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,9 +16,9 @@ import torch
 from tests.training import tiny
 
 from gdod.data.dataset import Dataset
+from gdod.ranks import Ranks
+from gdod.ranks.processes import Place, joined
 from gdod.training import TrainConfig, train
-from gdod.training.processes import Place, joined
-from gdod.training.ranks import Ranks
 
 Work = Callable[..., Any]
 
@@ -27,7 +27,7 @@ Work = Callable[..., Any]
 class Started:
     """Ranks at work."""
 
-    processes: list[BaseProcess]
+    processes: Sequence[BaseProcess]
     folder: Path
 
     def wait(self, timeout: float = 600) -> list[Any]:

@@ -97,8 +97,8 @@ def _compare_here(
 ) -> None:
     """Compare in processes of our own, or in those that torchrun or others started: there all but rank 0 follow."""
     from gdod.experiments.worker import Worker
-    from gdod.training.processes import check_nproc, joined, surroundings
-    from gdod.training.ranks import LostError
+    from gdod.ranks import LostError
+    from gdod.ranks.processes import check_nproc, joined, surroundings
 
     place = surroundings()
     check_nproc(nproc, place)

@@ -15,9 +15,9 @@ from gdod.cli import options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gdod.ranks import Ranks
     from gdod.report.tables import TextTable
     from gdod.training import TrainConfig
-    from gdod.training.ranks import Ranks
 
 WRONG_INPUT, NON_FINITE, SYSTEM = 2, 3, 4
 
@@ -110,8 +110,8 @@ def _train(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    from gdod.ranks.processes import check_nproc, joined, surroundings
     from gdod.training import check, name_of
-    from gdod.training.processes import check_nproc, joined, surroundings
 
     place = surroundings()
     check_nproc(nproc, place)
@@ -239,17 +239,17 @@ def explained(*, silent: bool = False) -> Iterator[None]:
 
 
 def _fail_in_training(error: Exception, silent: bool) -> None:
+    from gdod.ranks import LostError
+    from gdod.ranks.processes import LAUNCHER
     from gdod.training import Interrupted, NonFiniteError, resume_command
     from gdod.training.launch import LOST
-    from gdod.training.processes import LAUNCHER
-    from gdod.training.ranks import is_about_others
 
     if isinstance(error, NonFiniteError):
         _fail(str(error), NON_FINITE, silent)
     if isinstance(error, Interrupted):
         several = f" --nproc {os.environ['WORLD_SIZE']}" if LAUNCHER in os.environ else ""
         _fail(f"{error}. Go on with:\n  {resume_command(error.folder)}{several}", error.exit_code, silent)
-    if is_about_others(error):
+    if isinstance(error, LostError):
         _fail(f"{error}. What was saved last goes on with --resume", LOST, silent=LAUNCHER in os.environ)
     raise error
 

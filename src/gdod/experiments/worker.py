@@ -25,8 +25,8 @@ from gdod.errors import InputError
 
 if TYPE_CHECKING:
     from gdod.data import Dataset, Minibatch
+    from gdod.ranks import Ranks
     from gdod.training import Folder, TrainConfig
-    from gdod.training.ranks import Ranks
 
 Json = dict[str, Any]
 Tell = Callable[[Json], None]
@@ -172,7 +172,7 @@ class Told:
 
 def main(device: str) -> None:
     """Take runs until there are no more. ``device``: that of all runs; it decides how ranks talk to each other."""
-    from gdod.training.processes import LAUNCHER, joined, surroundings
+    from gdod.ranks.processes import LAUNCHER, joined, surroundings
 
     # Whatever a library prints must not come between the lines.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

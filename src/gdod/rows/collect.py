@@ -19,7 +19,7 @@ from gdod.rows.ownership import factors, keeps_apart, owners
 from gdod.rows.passes import Passes, grad
 from gdod.rows.plan import Assignment, Plan, plan_for
 from gdod.rows.recipe import Recipe, make_recipe
-from gdod.rows.rows import Rows, SlowPath
+from gdod.rows.rows import Contributions, SlowPath
 from gdod.rows.targets import Target
 from gdod.rows.trunk import find_trunk
 from gdod.rows.views import output_shape
@@ -32,7 +32,7 @@ def collect(
     groups: Groups,
     shared: Sequence[Tensor] | None,
     retain_graph: bool,
-) -> Rows:
+) -> Contributions:
     """Return the rows of all shared parameters and the gradients of the others.
 
     ``seeds`` [K, B] holds the weight of each example in its task's mean, ``active`` the tasks that have any weight.
@@ -48,7 +48,7 @@ def collect(
         _warn_of_mixing(graph, recipe, len(plan.shared))
     passes = Passes(graph, plan, recipe, groups)
     passes.run(targets, seeds, active, retain_graph, assignment)
-    return Rows(
+    return Contributions(
         groups=groups,
         tasks=len(targets),
         blocks=list(passes.blocks()),
