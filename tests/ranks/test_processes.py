@@ -5,7 +5,7 @@ import torch
 
 from gdod import InputError
 from gdod.ranks import Ranks
-from gdod.ranks.processes import Place, check_nproc, first_host, joined, own_device, surroundings
+from gdod.ranks.processes import RankPlace, check_nproc, first_host, joined, own_device, surroundings
 from gdod.training.launch import LOST, described, root_cause
 
 MASTER = {"MASTER_ADDR": "here", "MASTER_PORT": "2345"}
@@ -98,7 +98,7 @@ def test_alone_everything_is_a_plain_call() -> None:
 def test_a_time_to_wait_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("soon", "0", "inf", "nan"):
         monkeypatch.setenv("GDOD_TIMEOUT", wrong)
-        with pytest.raises(InputError, match="expected a number of seconds"), joined(Place(0, 2, 0, "env://", "")):
+        with pytest.raises(InputError, match="expected a number of seconds"), joined(RankPlace(0, 2, 0, "env://", "")):
             pass
 
 

@@ -17,7 +17,7 @@ from tests.training import tiny
 
 from gdod.data.dataset import Dataset
 from gdod.ranks import Ranks
-from gdod.ranks.processes import Place, joined
+from gdod.ranks.processes import RankPlace, joined
 from gdod.training import TrainConfig, train
 
 Work = Callable[..., Any]
@@ -64,7 +64,7 @@ def start(ranks: int, folder: Path, work: Work, *arguments: Any, timeout: float 
 def _process(rank: int, ranks: int, folder: str, timeout: float, work: Work, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["GDOD_TIMEOUT"] = str(timeout)
-    place = Place(rank, ranks, rank, f"file://{folder}/store", "a test")
+    place = RankPlace(rank, ranks, rank, f"file://{folder}/store", "a test")
     try:
         with joined(place, "cpu") as found:
             result = work(found, *arguments)

@@ -26,7 +26,7 @@ LAUNCHER = "GDOD_LAUNCHER"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One of ``size`` processes that were started together."""
 
     rank: int
@@ -38,7 +38,7 @@ class Place:
     """The program that started them, for error messages."""
 
 
-def surroundings(environment: Mapping[str, str] = os.environ) -> Place | None:
+def surroundings(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
     """Return the place of this process among those started with it; None if it was started alone."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
@@ -47,7 +47,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
-def _torchrun(environment: Mapping[str, str]) -> Place | None:
+def _torchrun(environment: Mapping[str, str]) -> RankPlace | None:
     who = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE in the environment"
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else 0
@@ -61,10 +61,10 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 f"the environment has RANK={rank} and WORLD_SIZE={size}, but no {name}; set it to where rank 0 runs, "
                 "or start the command with torchrun, which does"
             )
-    return Place(rank, size, local, "env://", who)
+    return RankPlace(rank, size, local, "env://", who)
 
 
-def _slurm(environment: Mapping[str, str]) -> Place | None:
+def _slurm(environment: Mapping[str, str]) -> RankPlace | None:
     # A batch script itself, outside of srun, has no SLURM_STEP_NUM_TASKS.
     rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
     if size == 1:
@@ -78,7 +78,7 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
     # Steps of different jobs on a machine, and of one job, must not meet.
     job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     port = environment.get("MASTER_PORT") or str(20_000 + (97 * job + step) % 20_000)
-    return Place(rank, size, _number(environment, "SLURM_LOCALID"), f"tcp://{host}:{port}", "srun")
+    return RankPlace(rank, size, _number(environment, "SLURM_LOCALID"), f"tcp://{host}:{port}", "srun")
 
 
 def first_host(nodes: str) -> str:
@@ -88,7 +88,7 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^-,\]]+)[^\]]*\]", r"\1", first[0])
 
 
-def check_nproc(nproc: int | None, place: Place | None) -> None:
+def check_nproc(nproc: int | None, place: RankPlace | None) -> None:
     """Refuse a number of processes other than that of those that were started."""
     if nproc is not None and place is not None and nproc != place.size:
         raise InputError(
@@ -98,7 +98,7 @@ def check_nproc(nproc: int | None, place: Place | None) -> None:
 
 
 @contextmanager
-def joined(place: Place | None, device: str = "auto") -> Iterator[Ranks]:
+def joined(place: RankPlace | None, device: str = "auto") -> Iterator[Ranks]:
     """Join the other ranks, and leave them at the end. ``device``: as in the configuration of a run."""
     if place is None:
         yield Ranks()

@@ -240,7 +240,7 @@ class Decompositions(Experiment):
 
 
 @dataclass(frozen=True)
-class Curves(Experiment):
+class TrainingCurves(Experiment):
     """Figures 3 and 4: test loss and test AUC along training."""
 
     metric: str
@@ -549,9 +549,9 @@ PAPER: tuple[Experiment, ...] = (
         {**OPTIMIZERS, "Weighted-GDOD": Spec("weighted-gdod")},
         _table5,
     ),
-    Curves("figure3", "Figure 3: test loss along training", "log_loss", "log loss on test data",
+    TrainingCurves("figure3", "Figure 3: test loss along training", "log_loss", "log loss on test data",
            "GDOD achieves the lowest log loss."),
-    Curves("figure4", "Figure 4: test AUC along training", "auc", "AUC on test data",
+    TrainingCurves("figure4", "Figure 4: test AUC along training", "auc", "AUC on test data",
            "GDOD performs best in most experiments at a fixed training step."),
     Dimensions(),
     TaskWeights(),
