@@ -20,7 +20,7 @@ import typer
 import gdod
 from benchmarks.case import Case, SharedBottom, batches, forward
 from benchmarks.report import environment, markdown_table
-from gdod.rows.distributed.exchange import traffic
+from gdod.ranks.exchange import traffic
 
 RESULTS = Path(__file__).parent / "results"
 CENTRE = Case(table_rows=100_000, batch=256)  # of each rank

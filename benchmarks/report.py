@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.case import Case
 from benchmarks.measure import BLOCK, THREADS, Memory, Skipped, Timing
 from benchmarks.ways import COMPETITORS, GDOD, PLAIN, Competitor
+from gdod.report.tables import TextTable, as_markdown
 
 LARGE = 1_000_000
 MEGABYTES_THAT_COUNT_AS_FLAT = 10
@@ -217,5 +218,4 @@ def present(measured: Sequence[str]) -> list[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return as_markdown(TextTable.of_texts(header, rows), escaped=False)

@@ -19,4 +19,5 @@ def seeded() -> None:
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+    kind: torch.dtype = request.param
+    return kind

@@ -172,6 +172,7 @@ def check(
         mask=None if mask is None else structure(mask),
         task_weights=task_weights,
     )
+    assert info.shared is not None
     assert {id(p) for p in info.shared} == {id(named[name]) for name in target.shared}
     assert_update(named, target, tolerance)
     assert_private(named, target, tolerance)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._backward.grads import grad_of
 from tests.reference import assert_private, assert_update, expected, flat
 from tests.rows.distributed.cases import VARIETY, Everything, Mixing, Recurrent, Sequences, masks
 from tests.rows.distributed.cases import everything_data as make_data
@@ -18,7 +19,8 @@ from tests.rows.distributed.steps import Data
 from torch import Tensor, nn
 
 import gdod
-from gdod.rows.distributed import accumulated_rows
+from gdod.rows import accumulated_rows
+from gdod.rows.processes import LocalAccumulated
 
 Losses = Callable[[nn.Module, Mapping[str, Tensor]], Any]
 METHODS = {name: make for name, make in VARIETY.items() if name != "gradreg"}
@@ -54,7 +56,7 @@ def check_against_one_batch(
         got = accumulate(model, losses, data, sizes, methods[0])
         for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
             assert (one.grad is None) == (two.grad is None), name
-            assert one.grad is None or one.grad.is_sparse == two.grad.is_sparse, name
+            assert one.grad is None or one.grad.is_sparse == grad_of(two).is_sparse, name
         ours, theirs = gradient(model), gradient(other)
         assert float((ours - theirs).norm()) <= 1e-9 * float(theirs.norm())
         torch.testing.assert_close(got.losses, want.losses, equal_nan=True)
@@ -64,8 +66,8 @@ def check_against_one_batch(
             for one, two in zip(model.parameters(), other.parameters(), strict=True):
                 if two.grad is not None:
                     step = 0.05 * (two.grad.to_dense() if two.grad.is_sparse else two.grad)
-                    one -= step
-                    two -= step
+                    one.sub_(step)
+                    two.sub_(step)
     return got
 
 
@@ -201,15 +203,21 @@ def test_examples_that_mix_in_one_micro_batch_only() -> None:
             check_against_one_batch(Sequences().double(), losses, data, [7, 5], lambda: gdod.GDOD(groups=3), whole)
 
 
+def kept_of(update: gdod.Accumulation) -> list[accumulated_rows._Kept]:
+    assert update._update is not None
+    accumulated = update._update.accumulated
+    assert isinstance(accumulated, LocalAccumulated)
+    return list(accumulated._sum.kept.values())
+
+
 def held(update: gdod.Accumulation) -> int:
     """Numbers that are kept for rows."""
-    assert update._update is not None
     total = 0
-    for kept in update._update.joined.kept.values():
+    for kept in kept_of(update):
         if isinstance(kept, accumulated_rows._Sum):
             total += kept.rows.numel()
         elif isinstance(kept, accumulated_rows._Factors):
-            total += sum(x.numel() + d.numel() for _, x, d in kept.found)
+            total += sum(x.numel() + d.numel() for _, x, d in kept.runs)
         else:
             assert isinstance(kept, accumulated_rows._Entries)
             total += sum(some.keys.numel() + some.values.numel() for some in kept.merged)
@@ -227,9 +235,8 @@ def test_what_is_kept_is_the_smaller_of_rows_and_factors(groups: int, width: int
         update.add(losses)
         sizes.append(held(update))
         with pytest.raises(RuntimeError, match="second time"):  # the graph is freed
-            sum(loss.sum() for loss in losses.values()).backward()
-    assert update._update is not None
-    kinds = {type(kept).__name__ for kept in update._update.joined.kept.values()}
+            torch.stack([loss.sum() for loss in losses.values()]).sum().backward()
+    kinds = {type(kept).__name__ for kept in kept_of(update)}
     assert ("_Factors" in kinds) == (width == 96)
     rows = groups * 3 * sum(p.numel() for p in (*model.first.parameters(), *model.again.parameters()))
     entries = 24 * 5 * (1 + 3 * 6)

@@ -18,6 +18,9 @@ BATCH, STEPS, WIDE, OUT = 10, 4, 6, 5  # groups of 4 do not divide the batch
 # Where three tasks agree there is often little left; Weighted-GDOD keeps something of every vector.
 RULES = pytest.mark.parametrize("rule", ["sign", "weighted"])
 
+Made = tuple[nn.Module, tuple[Tensor, ...]]  # a trunk and its inputs
+Make = Callable[[], Made]
+
 
 class Net(nn.Module):
     """Parts by name (a tensor becomes a parameter), and a forward that is one function of them."""
@@ -47,13 +50,11 @@ class Tasks(nn.Module):
         features = self.trunk(*inputs)
         each = features if isinstance(features, list) else [features] * len(self.heads)
         scores = [head(z)[:, 0] for head, z in zip(self.heads, each, strict=True)]
-        kinds = [F.mse_loss, F.binary_cross_entropy_with_logits, F.smooth_l1_loss]
+        kinds: list[Callable[..., Tensor]] = [F.mse_loss, F.binary_cross_entropy_with_logits, F.smooth_l1_loss]
         return {f"task {i}": kinds[i % 3](score, targets[:, i], reduction="none") for i, score in enumerate(scores)}
 
 
-def build(
-    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]], dtype: torch.dtype, tasks: int = 3
-) -> tuple[Tasks, list[Tensor]]:
+def build(make: Make, dtype: torch.dtype, tasks: int = 3) -> tuple[Tasks, list[Tensor]]:
     trunk, inputs = make()
     model = Tasks(trunk, tasks).to(dtype)
     every = [torch.rand(BATCH, tasks), *inputs]
@@ -75,11 +76,11 @@ def small(*shape: int) -> Tensor:
 # --- models whose parameters must all take the fast path -----------------------------------------
 
 
-def mlp():
+def mlp() -> Made:
     return nn.Sequential(nn.Linear(WIDE, 8), nn.ReLU(), nn.Linear(8, OUT, bias=False), nn.Tanh()), (x(),)
 
 
-def linear_with_leading_dimensions():
+def linear_with_leading_dimensions() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).tanh()).tanh().mean((1, 2)),
         a=nn.Linear(WIDE, 8),
@@ -88,7 +89,7 @@ def linear_with_leading_dimensions():
     return net, (x(BATCH, 3, 2, WIDE),)
 
 
-def linear_on_flattened_steps():
+def linear_on_flattened_steps() -> Made:
     net = Net(
         lambda m, a: m.a(a.reshape(-1, WIDE)).tanh().view(BATCH, STEPS, OUT).sum(1),
         a=nn.Linear(WIDE, OUT),
@@ -96,18 +97,18 @@ def linear_on_flattened_steps():
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def linear_sequence_first():
+def linear_sequence_first() -> Made:
     net = Net(lambda m, a: m.b(m.a(a).tanh()).mean(0), a=nn.Linear(WIDE, 8), b=nn.Linear(8, OUT))
     return net, (x(STEPS, BATCH, WIDE),)
 
 
-def linear_sequence_first_as_long_as_the_batch():
+def linear_sequence_first_as_long_as_the_batch() -> Made:
     """Nothing in the shapes tells the steps from the examples."""
     net = Net(lambda m, a: m.b(m.a(a).tanh()).mean(0), a=nn.Linear(WIDE, 8), b=nn.Linear(8, OUT))
     return net, (x(BATCH, BATCH, WIDE),)
 
 
-def linear_on_steps_flattened_first():
+def linear_on_steps_flattened_first() -> Made:
     net = Net(
         lambda m, a: m.a(a.reshape(-1, WIDE)).tanh().view(STEPS, BATCH, OUT).sum(0),
         a=nn.Linear(WIDE, OUT),
@@ -115,22 +116,22 @@ def linear_on_steps_flattened_first():
     return net, (x(STEPS, BATCH, WIDE),)
 
 
-def layer_used_twice():
+def layer_used_twice() -> Made:
     net = Net(lambda m, a: m.b(m.a(m.a(a).tanh()).tanh()), a=nn.Linear(WIDE, WIDE), b=nn.Linear(WIDE, OUT))
     return net, (x(),)
 
 
-def layer_used_with_two_ranks():
+def layer_used_with_two_ranks() -> Made:
     net = Net(lambda m, a, b: m.a(a).tanh() + m.a(b).tanh().mean(1), a=nn.Linear(WIDE, OUT))
     return net, (x(), x(BATCH, STEPS, WIDE))
 
 
-def embedding():
+def embedding() -> Made:
     net = Net(lambda m, a: m.b(m.a(a)).tanh(), a=nn.Embedding(7, WIDE), b=nn.Linear(WIDE, OUT))
     return net, (ids(),)
 
 
-def embedding_with_padding():
+def embedding_with_padding() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).sum(1)).tanh(),
         a=nn.Embedding(7, WIDE, padding_idx=0),
@@ -139,7 +140,7 @@ def embedding_with_padding():
     return net, (ids(BATCH, STEPS, vocabulary=3),)
 
 
-def embedding_sparse():
+def embedding_sparse() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).mean(1)).tanh(),
         a=nn.Embedding(50, WIDE, sparse=True),
@@ -148,7 +149,7 @@ def embedding_sparse():
     return net, (ids(BATCH, STEPS, vocabulary=50),)
 
 
-def embedding_sparse_with_padding():
+def embedding_sparse_with_padding() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).mean(1)).tanh(),
         a=nn.Embedding(9, WIDE, sparse=True, padding_idx=2),
@@ -157,13 +158,13 @@ def embedding_sparse_with_padding():
     return net, (ids(BATCH, STEPS, vocabulary=4),)
 
 
-def embedding_of_the_same_id_everywhere():
+def embedding_of_the_same_id_everywhere() -> Made:
     net = Net(lambda m, a: m.b(m.a(a)).tanh(), a=nn.Embedding(7, WIDE), b=nn.Linear(WIDE, OUT))
     return net, (torch.full((BATCH,), 3),)
 
 
-def one_table_for_several_fields_and_a_sequence():
-    def forward(m, first, second, history):
+def one_table_for_several_fields_and_a_sequence() -> Made:
+    def forward(m: Any, first: Tensor, second: Tensor, history: Tensor) -> Any:
         fields = [m.table(first), m.table(second), m.table(history).mean(1)]
         return m.mix(torch.cat(fields, dim=1)).tanh()
 
@@ -171,13 +172,13 @@ def one_table_for_several_fields_and_a_sequence():
     return net, (ids(), ids(), ids(BATCH, STEPS))
 
 
-def one_table_sequence_first():
+def one_table_sequence_first() -> Made:
     net = Net(lambda m, a: m.b(m.a(a).tanh()).mean(0), a=nn.Embedding(7, WIDE), b=nn.Linear(WIDE, OUT))
     return net, (ids(STEPS, BATCH),)
 
 
-def bag(mode: str, **options: Any):
-    def make():
+def bag(mode: str, **options: Any) -> Make:
+    def make() -> Made:
         net = Net(
             lambda m, a: m.b(m.a(a)).tanh(),
             a=nn.EmbeddingBag(7, WIDE, mode=mode, **options),
@@ -188,10 +189,10 @@ def bag(mode: str, **options: Any):
     return make
 
 
-def bag_with_offsets(mode: str, **options: Any):
+def bag_with_offsets(mode: str, **options: Any) -> Make:
     """Bags of 0, 1, 2 and 3 ids; the second one and every fourth after it are empty."""
 
-    def make():
+    def make() -> Made:
         sizes = torch.tensor([3, 0, 1, 2] * BATCH)[:BATCH]
         ends = sizes.cumsum(0)
         starts = ends - sizes
@@ -207,7 +208,7 @@ def bag_with_offsets(mode: str, **options: Any):
     return make
 
 
-def bag_with_sample_weights():
+def bag_with_sample_weights() -> Made:
     net = Net(
         lambda m, a, w: m.b(m.a(a, per_sample_weights=w)).tanh(),
         a=nn.EmbeddingBag(7, WIDE, mode="sum"),
@@ -216,7 +217,7 @@ def bag_with_sample_weights():
     return net, (ids(BATCH, STEPS), x(BATCH, STEPS))
 
 
-def matmul():
+def matmul() -> Made:
     net = Net(
         lambda m, a: ((a @ m.w).tanh() @ m.v + m.b).tanh(),
         w=small(WIDE, 8),
@@ -226,39 +227,39 @@ def matmul():
     return net, (x(),)
 
 
-def matmul_transposed():
+def matmul_transposed() -> Made:
     net = Net(lambda m, a: (a @ m.w.T).tanh(), w=small(OUT, WIDE))
     return net, (x(),)
 
 
-def matmul_with_the_parameter_first():
+def matmul_with_the_parameter_first() -> Made:
     net = Net(lambda m, a: (m.w @ a.T).T.tanh(), w=small(OUT, WIDE))
     return net, (x(),)
 
 
-def matmul_with_leading_dimensions():
+def matmul_with_leading_dimensions() -> Made:
     net = Net(lambda m, a: (a @ m.w).tanh().mean(1), w=small(WIDE, OUT))
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def matrix_times_vectors():
+def matrix_times_vectors() -> Made:
     net = Net(lambda m, a: (m.w @ a.unsqueeze(-1)).squeeze(-1).tanh(), w=small(OUT, WIDE))
     return net, (x(),)
 
 
-def matmul_with_stacked_experts():
+def matmul_with_stacked_experts() -> Made:
     """[B, 1, 1, D] x [E, D, H] -> [B, E, 1, H]"""
     net = Net(lambda m, a: (a[:, None, None] @ m.w).squeeze(2).tanh().mean(1), w=small(3, WIDE, OUT))
     return net, (x(),)
 
 
-def bmm_with_stacked_experts():
+def bmm_with_stacked_experts() -> Made:
     """[E, B, D] x [E, D, H] -> [E, B, H]"""
     net = Net(lambda m, a: torch.bmm(a.expand(3, -1, -1), m.w).tanh().mean(0), w=small(3, WIDE, OUT))
     return net, (x(),)
 
 
-def bmm_with_as_many_experts_as_examples():
+def bmm_with_as_many_experts_as_examples() -> Made:
     net = Net(
         lambda m, a: torch.bmm(a.expand(BATCH, -1, -1), m.w).tanh().mean(0),
         w=small(BATCH, WIDE, OUT),
@@ -266,8 +267,8 @@ def bmm_with_as_many_experts_as_examples():
     return net, (x(),)
 
 
-def einsum_with_stacked_experts():
-    def forward(m, a):
+def einsum_with_stacked_experts() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         experts = torch.einsum("bd,edh->beh", a, m.experts).tanh()  # [B, E, H]
         gates = torch.einsum("bd,tde->tbe", a, m.gates).softmax(-1)  # [K, B, E]
         return list(torch.einsum("tbe,beh->tbh", gates, experts).unbind(0))
@@ -275,26 +276,26 @@ def einsum_with_stacked_experts():
     return Net(forward, experts=small(4, WIDE, OUT), gates=small(3, WIDE, 4)), (x(),)
 
 
-def einsum_over_a_sequence():
+def einsum_over_a_sequence() -> Made:
     net = Net(lambda m, a: torch.einsum("btd,dh->bth", a, m.w).tanh().mean(1), w=small(WIDE, OUT))
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def layer_norm():
+def layer_norm() -> Made:
     return nn.Sequential(nn.Linear(WIDE, OUT), nn.LayerNorm(OUT), nn.Tanh()), (x(),)
 
 
-def layer_norm_over_a_sequence():
+def layer_norm_over_a_sequence() -> Made:
     net = Net(lambda m, a: m.b(m.a(a)).tanh().mean(1), a=nn.LayerNorm(WIDE), b=nn.Linear(WIDE, OUT))
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def layer_norm_sequence_first():
+def layer_norm_sequence_first() -> Made:
     net = Net(lambda m, a: m.b(m.a(a)).tanh().mean(0), a=nn.LayerNorm(WIDE), b=nn.Linear(WIDE, OUT))
     return net, (x(STEPS, BATCH, WIDE),)
 
 
-def layer_norm_over_two_dimensions():
+def layer_norm_over_two_dimensions() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a)).tanh().mean(1),
         a=nn.LayerNorm([STEPS, WIDE]),
@@ -303,7 +304,7 @@ def layer_norm_over_two_dimensions():
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def scale_and_bias():
+def scale_and_bias() -> Made:
     net = Net(
         lambda m, a: m.a(a * m.scale + m.shift).tanh(),
         scale=small(WIDE),
@@ -313,12 +314,12 @@ def scale_and_bias():
     return net, (x(),)
 
 
-def scalar_scale():
+def scalar_scale() -> Made:
     net = Net(lambda m, a: (m.a(a) * m.scale).tanh(), a=nn.Linear(WIDE, OUT), scale=torch.tensor(1.3))
     return net, (x(),)
 
 
-def positions_added_to_every_example():
+def positions_added_to_every_example() -> Made:
     net = Net(
         lambda m, a: m.a((a + m.positions).tanh()).mean(1),
         positions=small(STEPS, WIDE),
@@ -327,11 +328,11 @@ def positions_added_to_every_example():
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def dropout():
+def dropout() -> Made:
     return nn.Sequential(nn.Linear(WIDE, 8), nn.Dropout(0.4), nn.Linear(8, OUT), nn.Tanh()), (x(),)
 
 
-def conv1d():
+def conv1d() -> Made:
     net = Net(
         lambda m, a: m.a(a).tanh().mean(2),
         a=nn.Conv1d(WIDE, OUT, 3, padding=1, stride=2),
@@ -339,7 +340,7 @@ def conv1d():
     return net, (x(BATCH, WIDE, 8),)
 
 
-def conv2d():
+def conv2d() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).tanh()).tanh().mean((2, 3)),
         a=nn.Conv2d(2, 6, 3, padding=1, bias=False),
@@ -348,15 +349,15 @@ def conv2d():
     return net, (x(BATCH, 2, 5, 5),)
 
 
-def conv2d_in_groups():
+def conv2d_in_groups() -> Made:
     net = Net(lambda m, a: m.a(a).tanh().mean((2, 3)), a=nn.Conv2d(OUT, 3 * OUT, 3, groups=OUT))
     forward = net.function
     net.function = lambda m, a: forward(m, a).view(BATCH, OUT, 3).sum(2)
     return net, (x(BATCH, OUT, 4, 4),)
 
 
-def last_hidden_state():
-    def forward(m, a, lengths):
+def last_hidden_state() -> Made:
+    def forward(m: Any, a: Tensor, lengths: Tensor) -> Any:
         hidden = m.a(a).tanh()  # [B, T, H]
         return m.b(hidden[torch.arange(BATCH), lengths - 1]).tanh()
 
@@ -364,8 +365,10 @@ def last_hidden_state():
     return net, (x(BATCH, STEPS, WIDE), torch.randint(1, STEPS + 1, (BATCH,)))
 
 
-def batch_norm_in_evaluation():
+def batch_norm_in_evaluation() -> Made:
     norm = nn.BatchNorm1d(OUT).eval()
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
     return Net(lambda m, a: m.norm(m.a(a)).tanh(), a=nn.Linear(WIDE, OUT), norm=norm), (x(),)
@@ -435,14 +438,14 @@ def test_fast_and_exact(name: str, rule: str, dtype: torch.dtype) -> None:
 # --- models that may take the slow path, and are as exact ----------------------------------------
 
 
-def tied_embedding_and_linear():
-    def forward(m, a):
+def tied_embedding_and_linear() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         return m.a(F.linear(m.table(a).mean(1).tanh(), m.table.weight).tanh())
 
     return Net(forward, table=nn.Embedding(7, WIDE), a=nn.Linear(7, OUT)), (ids(BATCH, STEPS),)
 
 
-def embedding_scaled_by_frequency():
+def embedding_scaled_by_frequency() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).sum(1)).tanh(),
         a=nn.Embedding(7, WIDE, scale_grad_by_freq=True),
@@ -451,12 +454,12 @@ def embedding_scaled_by_frequency():
     return net, (ids(BATCH, STEPS),)
 
 
-def table_read_by_index():
+def table_read_by_index() -> Made:
     net = Net(lambda m, a: m.b(m.table[a]).tanh(), table=small(7, WIDE), b=nn.Linear(WIDE, OUT))
     return net, (ids(),)
 
 
-def learned_sample_weights():
+def learned_sample_weights() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a, per_sample_weights=m.w[a])).tanh(),
         a=nn.EmbeddingBag(7, WIDE, mode="sum"),
@@ -466,10 +469,10 @@ def learned_sample_weights():
     return net, (ids(BATCH, STEPS),)
 
 
-def weight_made_of_parameters():
+def weight_made_of_parameters() -> Made:
     """A low-rank product, a concatenation and a slice: the parameters meet before any example."""
 
-    def forward(m, a):
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = (a @ (m.left @ m.right)).tanh()  # [B, 8]
         weight = torch.cat([m.first, m.second * 0.7])[1:]  # [8, OUT]
         return (hidden @ weight).tanh()
@@ -483,7 +486,7 @@ def weight_made_of_parameters():
     return Net(forward, **parts), (x(),)
 
 
-def embedding_of_a_scaled_table():
+def embedding_of_a_scaled_table() -> Made:
     net = Net(
         lambda m, a: m.b(F.embedding(a, m.table.tanh())).tanh(),
         table=small(7, WIDE),
@@ -492,13 +495,13 @@ def embedding_of_a_scaled_table():
     return net, (ids(),)
 
 
-def penalty_inside_every_loss():
+def penalty_inside_every_loss() -> Made:
     """A parameter reaches each example's loss both through the model and directly."""
     net = Net(lambda m, a: (m.a(a) + m.a.weight.pow(2).sum()).tanh(), a=nn.Linear(WIDE, OUT))
     return net, (x(),)
 
 
-def learned_temperature():
+def learned_temperature() -> Made:
     net = Net(
         lambda m, a: (m.a(a) * m.log_scale.exp()).tanh(),
         a=nn.Linear(WIDE, OUT),
@@ -507,17 +510,17 @@ def learned_temperature():
     return net, (x(),)
 
 
-def weight_norm():
+def weight_norm() -> Made:
     net = Net(lambda m, a: m.a(a).tanh(), a=nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, OUT)))
     return net, (x(),)
 
 
-def gru():
+def gru() -> Made:
     net = Net(lambda m, a: m.a(a)[0][:, -1], a=nn.GRU(WIDE, OUT, batch_first=True))
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def gru_sequence_first_both_ways():
+def gru_sequence_first_both_ways() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a)[0].mean(0)).tanh(),
         a=nn.GRU(WIDE, 3, bidirectional=True),
@@ -526,10 +529,10 @@ def gru_sequence_first_both_ways():
     return net, (x(STEPS, BATCH, WIDE),)
 
 
-def gru_on_packed_sequences():
+def gru_on_packed_sequences() -> Made:
     """Packing sorts the examples and drops the steps past each one's end."""
 
-    def forward(m, a, lengths):
+    def forward(m: Any, a: Tensor, lengths: Tensor) -> Any:
         packed = nn.utils.rnn.pack_padded_sequence(a, lengths, batch_first=True, enforce_sorted=False)
         return m.a(packed)[1][-1]
 
@@ -537,16 +540,16 @@ def gru_on_packed_sequences():
     return Net(forward, a=nn.GRU(WIDE, OUT, batch_first=True)), (x(BATCH, STEPS, WIDE), lengths)
 
 
-def lstm():
+def lstm() -> Made:
     net = Net(lambda m, a: m.a(a)[1][0][-1], a=nn.LSTM(WIDE, OUT, num_layers=2, batch_first=True))
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def attention(batch_first: bool, cross: bool, need_weights: bool = False):
-    def make():
+def attention(batch_first: bool, cross: bool, need_weights: bool = False) -> Make:
+    def make() -> Made:
         over = 1 if batch_first else 0
 
-        def forward(m, a, b):
+        def forward(m: Any, a: Tensor, b: Tensor) -> Any:
             other = b if cross else a
             return m.b(m.a(a, other, other, need_weights=need_weights)[0].mean(over)).tanh()
 
@@ -563,8 +566,8 @@ def attention(batch_first: bool, cross: bool, need_weights: bool = False):
     return make
 
 
-def transformer_layer_with_cls_token():
-    def forward(m, a):
+def transformer_layer_with_cls_token() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         tokens = torch.cat([m.cls.expand(BATCH, -1, -1), a], dim=1)  # [B, 1 + T, D]
         return m.b(m.a(tokens)[:, 0]).tanh()
 
@@ -577,7 +580,7 @@ def transformer_layer_with_cls_token():
     return net, (x(BATCH, STEPS, WIDE),)
 
 
-def other_norms():
+def other_norms() -> Made:
     net = Net(
         lambda m, a: m.c(m.b(m.a(a))).tanh(),
         a=nn.GroupNorm(2, WIDE),
@@ -587,18 +590,18 @@ def other_norms():
     return net, (x(),)
 
 
-def transposed_convolution():
+def transposed_convolution() -> Made:
     net = Net(lambda m, a: m.a(a).tanh().mean(2), a=nn.ConvTranspose1d(WIDE, OUT, 3, stride=2))
     return net, (x(BATCH, WIDE, 4),)
 
 
-def prelu_and_bilinear():
+def prelu_and_bilinear() -> Made:
     net = Net(lambda m, a, b: m.act(m.a(a, b)), a=nn.Bilinear(WIDE, 3, OUT), act=nn.PReLU(OUT))
     return net, (x(), x(BATCH, 3))
 
 
-def gradient_checkpoint():
-    def forward(m, a):
+def gradient_checkpoint() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = checkpoint(lambda h: m.b(m.a(h).tanh()).tanh(), a, use_reentrant=False)
         return m.c(hidden).tanh()
 
@@ -606,8 +609,8 @@ def gradient_checkpoint():
     return Net(forward, **parts), (x(),)
 
 
-def gradient_checkpoint_in_the_middle():
-    def forward(m, a):
+def gradient_checkpoint_in_the_middle() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = checkpoint(lambda h: m.b(h.tanh()).tanh(), m.a(a), use_reentrant=False)
         return m.c(hidden).tanh()
 
@@ -615,10 +618,10 @@ def gradient_checkpoint_in_the_middle():
     return Net(forward, **parts), (ids(),)
 
 
-def parameters_that_some_tasks_reach():
+def parameters_that_some_tasks_reach() -> Made:
     """`ab` serves tasks 0 and 1, `bc` 1 and 2, `c` task 2 alone, `unused` none."""
 
-    def forward(m, a):
+    def forward(m: Any, a: Tensor) -> Any:
         ab, bc, c = m.ab(a).tanh(), m.bc(a).tanh(), m.c(a).tanh()
         return [ab, ab * bc, bc + c]
 
@@ -626,10 +629,10 @@ def parameters_that_some_tasks_reach():
     return Net(forward, **parts), (x(),)
 
 
-def tasks_that_share_no_direction():
+def tasks_that_share_no_direction() -> Made:
     """Two tasks read different inputs of one layer: their projections are zero by turns."""
 
-    def forward(m, a, b):
+    def forward(m: Any, a: Tensor, b: Tensor) -> Any:
         return [m.a(a).tanh(), m.a(b).tanh(), m.c(a).tanh()]
 
     a, b = x(), x()
@@ -638,55 +641,56 @@ def tasks_that_share_no_direction():
     return Net(forward, **parts), (a, b)
 
 
-def frozen_parameters():
+def frozen_parameters() -> Made:
+    first, second, table = nn.Linear(WIDE, 8), nn.Linear(8, 8), nn.Embedding(7, 8)
+    for frozen in [first.weight, first.bias, second.bias, table.weight]:
+        frozen.requires_grad_(False)
     net = Net(
         lambda m, a, b: m.c(m.b(m.a(a)).tanh() + m.table(b)).tanh(),
-        a=nn.Linear(WIDE, 8),
-        b=nn.Linear(8, 8),
+        a=first,
+        b=second,
         c=nn.Linear(8, OUT),
-        table=nn.Embedding(7, 8),
+        table=table,
     )
-    for frozen in [net.a.weight, net.a.bias, net.b.bias, net.table.weight]:
-        frozen.requires_grad_(False)
     return net, (x(), ids())
 
 
 class Square(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, a):
+    def forward(ctx: Any, a: Tensor) -> Tensor:
         ctx.save_for_backward(a)
         return a**2
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return 2 * ctx.saved_tensors[0] * grad
 
 
 class Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, a, weight):
+    def forward(ctx: Any, a: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(a, weight)
         return a @ weight
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         a, weight = ctx.saved_tensors
         return grad @ weight.T, a.T @ grad
 
 
-def custom_functions():
+def custom_functions() -> Made:
     net = Net(
-        lambda m, a: Square.apply(Product.apply(m.a(a).tanh(), m.w)).tanh(),
+        lambda m, a: Square.apply(Product.apply(m.a(a).tanh(), m.w)).tanh(),  # type: ignore[no-untyped-call]
         a=nn.Linear(WIDE, 8),
         w=small(8, OUT),
     )
     return net, (x(),)
 
 
-def examples_in_another_order():
+def examples_in_another_order() -> Made:
     """The trunk sees the examples shuffled: a layer's position is not the loss's position."""
 
-    def forward(m, a, order):
+    def forward(m: Any, a: Tensor, order: Tensor) -> Any:
         hidden = m.b(m.a(a[order]).tanh()).tanh()
         return hidden[order.argsort()]
 
@@ -694,8 +698,8 @@ def examples_in_another_order():
     return net, (x(), torch.randperm(BATCH))
 
 
-def ragged_tokens_summed_into_examples():
-    def forward(m, tokens, owner):
+def ragged_tokens_summed_into_examples() -> Made:
+    def forward(m: Any, tokens: Tensor, owner: Tensor) -> Any:
         hidden = m.a(tokens).tanh()  # [tokens, H]
         pooled = hidden.new_zeros(BATCH, 8).index_add(0, owner, hidden)
         return m.b(pooled).tanh()
@@ -704,8 +708,8 @@ def ragged_tokens_summed_into_examples():
     return net, (x(3 * BATCH, WIDE), torch.arange(3 * BATCH).flip(0) % BATCH)
 
 
-def in_place_operations():
-    def forward(m, a):
+def in_place_operations() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = m.a(a)
         hidden += m.shift
         return m.b(F.relu(hidden, inplace=True)).tanh_()
@@ -714,10 +718,10 @@ def in_place_operations():
     return net, (x(),)
 
 
-def uncertainty_weights():
+def uncertainty_weights() -> Made:
     """Learned task weights, as in homoscedastic-uncertainty weighting: one vector, all tasks."""
 
-    def forward(m, a):
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = m.a(a).tanh()
         return [hidden * scale for scale in m.scales.exp()]
 
@@ -773,28 +777,28 @@ def test_exact(name: str, rule: str, dtype: torch.dtype) -> None:
 # --- models that mix the examples of a batch -----------------------------------------------------
 
 
-def batch_norm_in_training():
+def batch_norm_in_training() -> Made:
     return nn.Sequential(nn.Linear(WIDE, OUT), nn.BatchNorm1d(OUT), nn.Tanh()), (x(),)
 
 
-def softmax_over_the_batch():
-    def forward(m, a, b):
+def softmax_over_the_batch() -> Made:
+    def forward(m: Any, a: Tensor, b: Tensor) -> Any:
         scores = m.a(a) @ m.b(b).T  # [B, B]
         return scores.log_softmax(1) @ m.c
 
-    parts = {"a": nn.Linear(WIDE, 4), "b": nn.Linear(WIDE, 4), "c": small(BATCH, OUT)}
-    return Net(forward, **parts), (x(), x())
+    net = Net(forward, a=nn.Linear(WIDE, 4), b=nn.Linear(WIDE, 4), c=small(BATCH, OUT))
+    return net, (x(), x())
 
 
-def mean_over_the_batch_for_one_task():
-    def forward(m, a):
+def mean_over_the_batch_for_one_task() -> Made:
+    def forward(m: Any, a: Tensor) -> Any:
         hidden = m.a(a).tanh()
         return [hidden, hidden, hidden - hidden.mean(0)]
 
     return Net(forward, a=nn.Linear(WIDE, OUT)), (x(),)
 
 
-def neighbours_by_index():
+def neighbours_by_index() -> Made:
     net = Net(
         lambda m, a: m.b(m.a(a).tanh().roll(1, 0) * m.a(a)).tanh(),
         a=nn.Linear(WIDE, 8),
@@ -828,10 +832,10 @@ def test_mixed_examples_warn_once_and_stay_exact(name: str, dtype: torch.dtype) 
 # --- models that keep examples apart in a way that shapes do not show ----------------------------
 
 
-def repeated_ids_read_once():
+def repeated_ids_read_once() -> Made:
     """`unique` makes examples with one id share a row of activations."""
 
-    def forward(m, a):
+    def forward(m: Any, a: Tensor) -> Any:
         distinct, back = a.unique(return_inverse=True)
         return m.b(m.a(distinct)).tanh()[back]
 
@@ -861,7 +865,8 @@ def test_rearranged_examples_may_warn_and_stay_exact(name: str, dtype: torch.dty
 def test_sparse_tables_get_sparse_gradients() -> None:
     model, inputs = build(embedding_sparse, torch.float32)
     check(model, inputs)
-    grad = model.trunk.a.weight.grad
+    grad = model.trunk.get_parameter("a.weight").grad
+    assert grad is not None
     assert grad.is_sparse
     assert set(grad.coalesce().indices()[0].tolist()) == set(inputs[1].flatten().tolist())
 
@@ -872,17 +877,18 @@ def test_autocast() -> None:
 
     def losses(model: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return model(*inputs)
+            result: dict[str, Tensor] = model(*inputs)
+        return result
 
     check(model, inputs, losses=losses, groups=2, reference_in=None, tolerance=BFLOAT16)
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
 def test_reentrant_checkpoint_is_refused() -> None:
-    def forward(m, a):
+    def forward(m: Any, a: Tensor) -> Any:
         return checkpoint(lambda h: m.b(h.tanh()).tanh(), m.a(a), use_reentrant=True)
 
-    def make():
+    def make() -> Made:
         return Net(forward, a=nn.Linear(WIDE, 8), b=nn.Linear(8, OUT)), (x(),)
 
     model, inputs = build(make, torch.float32)
@@ -896,7 +902,8 @@ def test_compiled_model_is_exact_or_refused() -> None:
     model, inputs = build(mlp, torch.float32)
 
     def losses(model: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
-        return torch.compile(model, backend="aot_eager")(*inputs)
+        result: dict[str, Tensor] = torch.compile(model, backend="aot_eager")(*inputs)
+        return result
 
     refusal = ""
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests._backward.grads import grad_of, tensor
 from torch import Tensor, nn
 
 import gdod
@@ -30,7 +31,7 @@ def model() -> Model:
     """A model that holds a gradient already, in one parameter of each kind."""
     model = Model()
     for parameter in [model.trunk.weight, model.heads[0].bias]:
-        parameter.grad = torch.full_like(parameter, 7.0)
+        tensor(parameter).grad = torch.full_like(tensor(parameter), 7.0)
     return model
 
 
@@ -44,7 +45,7 @@ def refused(model: Model, call: Callable[[], Any], *words: str) -> None:
     assert len(message.split()) >= 5, f"too short to help: {message}"
     for name, parameter in model.named_parameters():
         if name in ("trunk.weight", "heads.0.bias"):
-            assert torch.equal(parameter.grad, torch.full_like(parameter, 7.0))
+            assert torch.equal(grad_of(parameter), torch.full_like(parameter, 7.0))
         else:
             assert parameter.grad is None
 
@@ -154,7 +155,7 @@ def masks(click: Tensor | None = None, **others: Tensor) -> dict[str, Tensor]:
         (list(masks().values()), ["mask", "structure|list"]),
         (torch.ones(BATCH, 2, dtype=torch.bool), ["mask", "structure|tensor"]),
         (3, ["mask", "int"]),
-        (masks(click=[True] * BATCH), ["click", "list", "tensor"]),
+        (masks(click=[True] * BATCH), ["click", "list", "tensor"]),  # type: ignore[arg-type]
     ],
 )
 def test_masks(model: Model, mask: Any, words: list[str]) -> None:
@@ -210,7 +211,7 @@ def test_shared_that_are_no_parameters(model: Model, shared: Any) -> None:
 
 
 def test_shared_that_is_a_module(model: Model) -> None:
-    refused(model, lambda: gdod.backward(model(), shared=model.trunk), "parameters", "Linear")
+    refused(model, lambda: gdod.backward(model(), shared=model.trunk), "parameters", "Linear")  # type: ignore[arg-type]
 
 
 def test_shared_that_is_empty(model: Model) -> None:

@@ -55,10 +55,15 @@ def small() -> tuple[nn.Module, Tensor, Tensor]:
 def in_half_precision(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.float16):
         out = model(x)
-    return (out.float() - y) ** 2
+    squares: Tensor = (out.float() - y) ** 2
+    return squares
 
 
-HALF = {"gdod": lambda: gdod.GDOD(groups=4), "gradreg": lambda: gdod.GradReg(0.1), "sum": lambda: gdod.Sum()}
+HALF: dict[str, Callable[[], gdod.Method]] = {
+    "gdod": lambda: gdod.GDOD(groups=4),
+    "gradreg": lambda: gdod.GradReg(0.1),
+    "sum": lambda: gdod.Sum(),
+}
 
 
 @pytest.mark.parametrize("accumulated", [False, True])

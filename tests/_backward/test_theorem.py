@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests._backward.grads import grad_of
 from torch import Tensor, nn
 
 import gdod
@@ -38,9 +39,9 @@ def descend(
         each = losses(theta)  # [examples, K]
         gdod.backward(each, method)
         totals.append(each.detach().mean(0).sum())
-        squares.append(theta.grad.square().sum())
+        squares.append(grad_of(theta).square().sum())
         with torch.no_grad():
-            theta -= step * theta.grad
+            theta.sub_(step * grad_of(theta))
     totals.append(losses(theta).detach().mean(0).sum())
     return torch.stack(totals), torch.stack(squares)
 

@@ -38,13 +38,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(*arguments: str, by: tuple[str, ...] = (), **environment: str) -> "subprocess.Popen[str]":
+def start(
+    *arguments: str, by: tuple[str, ...] = (), environment: dict[str, str] | None = None
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, *by, "-m", "gdod", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
     )
 
 
@@ -74,15 +76,15 @@ def saved(folder: Path) -> int:
 
 def ranks_of(launcher: int) -> dict[int, int]:
     """Process numbers by rank, of those that have this one above them."""
-    found = {}
+    processes: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text, environment = status.read_text(), status.with_name("environ").read_bytes().split(b"\0")
         except OSError:  # it has just ended
             continue
         if f"\nPPid:\t{launcher}\n" in text:
-            found |= {int(one[5:]): int(status.parent.name) for one in environment if one.startswith(b"RANK=")}
-    return found
+            processes |= {int(one[5:]): int(status.parent.name) for one in environment if one.startswith(b"RANK=")}
+    return processes
 
 
 def is_alive(pid: int) -> bool:
@@ -214,7 +216,7 @@ def test_in_an_environment_that_others_made(place: Path, kind: str) -> None:
     for steps, kills in ((100_000, True), (8, False)):
         folder = place / f"run-{steps}"
         arguments = (*TRAIN, "--steps", str(steps), "--out", folder.name)
-        processes = [start(*arguments, **one) for one in environments(kind)]
+        processes = [start(*arguments, environment=one) for one in environments(kind)]
         if kills:
             wait_for(lambda folder=folder: saved(folder) >= 4)  # type: ignore[misc]
             processes[1].kill()

@@ -165,7 +165,7 @@ def test_brackets_are_no_markup_in_bars_either() -> None:
         bar.evaluated(5, metrics, best=True)
     assert "[bold]price[/bold] rmse 1.5000" in out.getvalue()
     job = Job("[i]mmoe[/i]", Path("run"), tiny.config())
-    with watch.Shown(terminal) as bars:
+    with watch.ShownRuns(terminal) as bars:
         bars.begin(2, 0)
         bars.told(job, {"kind": "started", "steps": 10, "done": 0})
     assert "[i]mmoe[/i]" in out.getvalue()

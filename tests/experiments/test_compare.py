@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from gdod import InputError
 from gdod.cli import app
 from gdod.experiments.compare import Outcome, check_place, compare, share_cores
-from gdod.experiments.plan import Plan, make_plan, read_plan, read_spec
+from gdod.experiments.plan import ComparisonPlan, make_plan, read_plan, read_spec
 from gdod.experiments.pool import Job
-from gdod.experiments.watch import Shown, Silent
+from gdod.experiments.watch import ShownRuns, Watch
 from gdod.training import load_run, train
 from gdod.training.checkpoint import load
 
@@ -39,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(*methods: str, **options: Any) -> Plan:
+def plan(*methods: str, **options: Any) -> ComparisonPlan:
     return read_plan(options={**OPTIONS, "methods": list(methods), "seeds": 1, **options})
 
 
@@ -57,7 +57,7 @@ def wait_for(happened: Callable[[], bool], seconds: float = 180) -> None:
 # The whole of it
 
 
-class Killer(Silent):
+class Killer(Watch):
     """Kills the process of a run as soon as it has begun."""
 
     def __init__(self, run: str) -> None:
@@ -199,7 +199,7 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(place: Path) -> None:
 
     starts: dict[str, int] = {}
 
-    class Noting(Silent):
+    class Noting(Watch):
         def told(self, job: Job, event: dict[str, Any]) -> None:
             if event["kind"] == "started":
                 starts[job.name] = event["done"]
@@ -369,7 +369,7 @@ def test_the_display_counts_runs_and_tells_the_time_that_remains() -> None:
 
     screen = io.StringIO()
     job = Job("one", Path("one"), plan_config())
-    with Shown(Console(file=screen, force_terminal=True, width=100, no_color=True)) as shown:
+    with ShownRuns(Console(file=screen, force_terminal=True, width=100, no_color=True)) as shown:
         shown.begin(2, 0)
         shown.told(job, {"kind": "started", "steps": 10, "done": 0})
         shown.told(job, {"kind": "trained", "step": 5, "loss": 0.5})

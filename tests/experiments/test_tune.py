@@ -15,9 +15,9 @@ from gdod import InputError
 from gdod.cli import app
 from gdod.experiments.plan import read_plan
 from gdod.experiments.pool import Job
-from gdod.experiments.search import Grid, Range, read_grid, read_range, read_space
+from gdod.experiments.search import Grid, Range, Space, read_grid, read_range, read_space
 from gdod.experiments.tune import Best, Search, read_search, tune
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.training import read_config
 
 SETTINGS = {name: value for name, value in OPTIONS.items() if name != "models"}
@@ -28,7 +28,7 @@ def search(method: str = "cagrad", **rest: Any) -> Search:
     return read_search(options={**SETTINGS, "method": method, "steps": 30}, **rest)
 
 
-class Counting(Silent):
+class Counting(Watch):
     """Notes which runs are made; kills the process of one of them."""
 
     def __init__(self, kill: str | None = None) -> None:
@@ -73,7 +73,7 @@ def test_the_best_on_validation_is_chosen(best: Best) -> None:
     found = values(best.folder)
     assert set(found) == {0.1, 0.3, 0.5}
     assert best.value == max(found.values())
-    assert found[best.found["method.options.c"]] == best.value
+    assert found[best.settings["method.options.c"]] == best.value
 
 
 def test_the_test_part_is_never_looked_at(best: Best) -> None:
@@ -85,7 +85,7 @@ def test_the_test_part_is_never_looked_at(best: Best) -> None:
 
 
 def test_train_and_compare_can_use_what_was_found(best: Best) -> None:
-    c = best.found["method.options.c"]
+    c = best.settings["method.options.c"]
     config = read_config(best.file, {"data.source": "ads"})
     assert (config.method.name, config.method.options) == ("cagrad", {"c": c})
     assert config.model.options == {"bottom": [16], "embedding": 4}
@@ -137,7 +137,7 @@ def test_finished_trials_are_not_repeated_and_failed_ones_are_tried_again(best: 
 
 @pytest.mark.slow
 def test_ranges_are_searched_over_seeds_and_more_trials_may_be_added(place: Path) -> None:
-    lr = {"optimizer.lr": Range(1e-3, 1e-1, log=True), "batch": Grid((64, 128))}
+    lr: Space = {"optimizer.lr": Range(1e-3, 1e-1, log=True), "batch": Grid((64, 128))}
     options = {**SETTINGS, "method": "sum", "steps": 10, "seeds": 2}
     tune(read_search(options=options, space=lr, trials=2), place / "ranges", processes=1)
     watch = Counting()
@@ -149,7 +149,7 @@ def test_ranges_are_searched_over_seeds_and_more_trials_may_be_added(place: Path
     assert len(rates) == 3
     assert all(1e-3 <= rate <= 1e-1 for rate in rates)
     written = yaml.safe_load(best.file.read_text())
-    assert written["optimizer"]["lr"] == best.found["optimizer.lr"]
+    assert written["optimizer"]["lr"] == best.settings["optimizer.lr"]
     assert written["batch"] in (64, 128)
 
 

@@ -1,11 +1,14 @@
 """What GDOD promises, on sampled matrices of any rank and scale, with no model in sight."""
 
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests._backward.grads import grad_of
 from tests.reference import algorithm1, method
 from torch import Tensor, nn
 
@@ -61,7 +64,7 @@ def gradients(rows: Tensor) -> Tensor:
     return rows.mean(0)  # [K, D]
 
 
-def gdod_with(decomposition: str, rule: str = "sign", **options: object):
+def gdod_with(decomposition: str, rule: str = "sign", **options: Any) -> Any:
     return method(rule, 16, decomposition=decomposition, **options)
 
 
@@ -148,7 +151,7 @@ def test_float32_rows(rule: str, scale: float) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @given(samples, st.randoms(use_true_random=False))
-def test_order_of_tasks_does_not_matter(rule: str, sample: Sample, random) -> None:
+def test_order_of_tasks_does_not_matter(rule: str, sample: Sample, random: Random) -> None:
     rows = sample.rows()
     order = random.sample(range(sample.tasks), sample.tasks)
     way = method(rule, 16)
@@ -157,7 +160,7 @@ def test_order_of_tasks_does_not_matter(rule: str, sample: Sample, random) -> No
 
 @pytest.mark.parametrize("rule", RULES)
 @given(samples, st.randoms(use_true_random=False))
-def test_order_of_groups_does_not_matter(rule: str, sample: Sample, random) -> None:
+def test_order_of_groups_does_not_matter(rule: str, sample: Sample, random: Random) -> None:
     rows = sample.rows()
     order = random.sample(range(sample.groups), sample.groups)
     way = method(rule, 16)
@@ -165,7 +168,7 @@ def test_order_of_groups_does_not_matter(rule: str, sample: Sample, random) -> N
 
 
 @given(st.integers(0, 1000), st.randoms(use_true_random=False))
-def test_order_of_examples_inside_a_group_does_not_matter(seed: int, random) -> None:
+def test_order_of_examples_inside_a_group_does_not_matter(seed: int, random: Random) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
     targets = torch.randn(8, 2, generator=generator, dtype=torch.float64)
@@ -174,7 +177,7 @@ def test_order_of_examples_inside_a_group_does_not_matter(seed: int, random) -> 
     def update(order: list[int]) -> Tensor:
         model.zero_grad()
         gdod.backward((model(x[order]) - targets[order]) ** 2, gdod.GDOD(groups=2))
-        return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        return torch.cat([grad_of(p).reshape(-1) for p in model.parameters()])
 
     order = random.sample(range(4), 4) + random.sample(range(4, 8), 4)
     base = update(list(range(8)))
@@ -310,7 +313,8 @@ def test_seed_decides_every_random_choice(decomposition: str) -> None:
     rows = torch.randn(20, 3, 100, dtype=torch.float64)
 
     def update(seed: int | torch.Generator) -> Tensor:
-        return gdod_with(decomposition, rank=4, seed=seed).from_rows(rows)
+        made: Tensor = gdod_with(decomposition, rank=4, seed=seed).from_rows(rows)
+        return made
 
     assert torch.equal(update(1), update(1))
     assert not torch.allclose(update(1), update(2))

@@ -112,10 +112,10 @@ def test_variants_of_a_model_have_baselines_of_their_own(tmp_path: Path) -> None
     assert study.models == ("mmoe (experts=4)", "mmoe (experts=8)")
     assert [setting.method for setting in study.settings] == ["sum", "gdod"] * 2
     assert study.baseline == "sum"
-    for place in (1, 3):
-        base = study.baseline_of(study.settings[place])
-        assert base is study.settings[place - 1]
-        assert set(study.settings[place].finished) == {0, 1}
+    for number in (1, 3):
+        base = study.baseline_of(study.settings[number])
+        assert base is study.settings[number - 1]
+        assert set(study.settings[number].finished) == {0, 1}
     assert all(ratio is not None for _, ratio in study.step_times())
     assert "mmoe (experts=8)" in gdod_report(tmp_path)
 

@@ -17,9 +17,10 @@ class Net(nn.Module):
         self.heads = nn.Linear(3 * len(ids), TASKS)
 
     def forward(self) -> Tensor:
-        """[B, tasks]. The first table serves the first use, the other one all others."""
-        found = [self.tables[min(use, 1)](ids) for use, ids in enumerate(self.ids)]
-        return self.heads(torch.cat([x.sum(1) if x.dim() == 3 else x for x in found], 1).tanh()).square()
+        """Return losses [B, K]. The first table serves the first use, the other one all others."""
+        vectors = [self.tables[min(use, 1)](ids) for use, ids in enumerate(self.ids)]
+        outputs: Tensor = self.heads(torch.cat([x.sum(1) if x.dim() == 3 else x for x in vectors], 1).tanh())
+        return outputs.square()
 
 
 def draw(kind: str, rows: int, *shape: int) -> Tensor:
@@ -42,7 +43,7 @@ def test_gram_and_update(rows: tuple[int, int], form: str, repeated: str, groups
     if form == "a list":
         ids[1] = draw("some", rows[1], EXAMPLES, 3)
     net = Net(rows, tuple(ids), sparse).double()
-    tables = [table.weight for table in net.tables]
+    tables = list(net.tables.parameters())
 
     losses = net()
     expected = []
@@ -55,8 +56,8 @@ def test_gram_and_update(rows: tuple[int, int], form: str, repeated: str, groups
     assert info.gram is not None
     assert info.slow == ()
     torch.testing.assert_close(info.gram.matrix, m @ m.T)
-    found = torch.cat([table.grad.to_dense().flatten() for table in tables if table.grad is not None])
-    torch.testing.assert_close(found, info.weights.rows @ m)
+    update = torch.cat([table.grad.to_dense().flatten() for table in tables if table.grad is not None])
+    torch.testing.assert_close(update, info.weights.rows @ m)
 
 
 def test_lookups_beside_other_inputs() -> None:
@@ -65,6 +66,5 @@ def test_lookups_beside_other_inputs() -> None:
     numbers, ids = torch.randn(EXAMPLES, 2, dtype=torch.float64), torch.randint(0, 500, (EXAMPLES,))
     losses = layer(torch.cat([table(ids), numbers], 1)).square()
     gdod.backward(losses, gdod.Sum(), diagnose=True, shared=[table.weight])
-    found = table.weight.grad
     expected = torch.autograd.grad(layer(torch.cat([table(ids), numbers], 1)).square().mean(0).sum(), [table.weight])[0]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(table.weight.grad, expected)

@@ -18,12 +18,12 @@ from gdod import InputError
 from gdod.data.parts.part import MemoryPart, Part
 from gdod.errors import NonFiniteInputError
 from gdod.models import MODELS, Task, per_example_losses
+from gdod.ranks import Ranks
 from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.loop import Trainer
 from gdod.training.minibatch_losses import binary_labels, binary_losses
 from gdod.training.optimizers import Optimizers
-from gdod.training.ranks import Ranks
 from gdod.training.record import points
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for

@@ -14,13 +14,12 @@ from tests.training.test_loop import check_same, lines
 from tests.training.test_resume import check_same_result
 from tests.training.together import Started, Stopped, Wrong, start, training
 
-from gdod import InputError
 from gdod._files import read_json
 from gdod.models import Batch, Categorical, Numeric, Schema, Task, build
+from gdod.ranks import Ranks
 from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.evaluation import Predictions, predict_part
-from gdod.training.ranks import Ranks
 
 SEEDS = {"dropout": 0.0, "embedding": 4, "bottom": [16], "tower": [8]}
 
@@ -60,62 +59,6 @@ def check_close(one: Path, other: Path) -> None:
             assert here["losses"] == pytest.approx(there["losses"], rel=1e-4)
     for name, values in weights(one).items():
         torch.testing.assert_close(values, weights(other)[name], rtol=1e-3, atol=1e-4)
-
-
-# What ranks tell each other
-
-
-def talking(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """All that `Ranks` does, once."""
-    found: dict[str, Any] = {
-        "first": ranks.first(lambda: ranks.rank + 10),
-        "most": ranks.most([ranks.rank, -ranks.rank, 7]),
-        "tell": ranks.tell(f"rank {ranks.rank}"),
-        "gather": ranks.gather(torch.full((2 - ranks.rank, 3), float(ranks.rank))),
-    }
-
-    def turn() -> int:
-        with (folder / "turns.txt").open("a") as file:
-            print(ranks.rank, "begins", file=file, flush=True)
-            time.sleep(0.2)
-            print(ranks.rank, "ends", file=file)
-        return ranks.rank
-
-    found["turn"] = ranks.in_turns(turn)
-
-    def fails(rank: int, error: Exception) -> Any:
-        def work() -> int:
-            if ranks.rank == rank:
-                raise error
-            return 1
-
-        return work
-
-    for name, call in (
-        ("mine", lambda: ranks.agree(fails(1, InputError("not like this")))),
-        ("first's", lambda: ranks.first(fails(0, OSError("no room")))),
-        ("unforeseen", lambda: ranks.agree(fails(1, KeyError("where")))),
-    ):
-        try:
-            call()
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
-
-
-def test_ranks_talk(tmp_path: Path) -> None:
-    found = together.together(2, tmp_path, talking, tmp_path)
-    for rank, one in enumerate(found):
-        assert one["first"] == 10
-        assert one["most"] == [1, 0, 7]
-        assert one["tell"] == ["rank 0", "rank 1"]
-        assert one["turn"] == rank
-        assert one["first's"] == "OSError: no room"
-    assert found[0]["gather"].tolist() == [[0.0] * 3] * 2 + [[1.0] * 3]
-    assert found[0]["mine"] == "InputError: rank 1: not like this"
-    assert found[1]["mine"] == "InputError: not like this"
-    assert found[0]["unforeseen"] == "LostError: rank 1 failed: KeyError: 'where'"
-    assert (tmp_path / "turns.txt").read_text().split("\n")[:4] == ["0 begins", "0 ends", "1 begins", "1 ends"]
 
 
 # Evaluation

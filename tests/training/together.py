@@ -6,7 +6,7 @@ import pickle
 import signal
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,9 +16,9 @@ import torch
 from tests.training import tiny
 
 from gdod.data.dataset import Dataset
+from gdod.ranks import Ranks
+from gdod.ranks.processes import RankPlace, joined
 from gdod.training import TrainConfig, train
-from gdod.training.processes import Place, joined
-from gdod.training.ranks import Ranks
 
 Work = Callable[..., Any]
 
@@ -27,7 +27,7 @@ Work = Callable[..., Any]
 class Started:
     """Ranks at work."""
 
-    processes: list[BaseProcess]
+    processes: Sequence[BaseProcess]
     folder: Path
 
     def wait(self, timeout: float = 600) -> list[Any]:
@@ -64,7 +64,7 @@ def start(ranks: int, folder: Path, work: Work, *arguments: Any, timeout: float 
 def _process(rank: int, ranks: int, folder: str, timeout: float, work: Work, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["GDOD_TIMEOUT"] = str(timeout)
-    place = Place(rank, ranks, rank, f"file://{folder}/store", "a test")
+    place = RankPlace(rank, ranks, rank, f"file://{folder}/store", "a test")
     try:
         with joined(place, "cpu") as found:
             result = work(found, *arguments)

@@ -1,4 +1,4 @@
-"""What happened in one call of `gdod.backward`. Everything is worked out when it is asked for."""
+"""What `gdod.backward` returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from gdod.rows import SlowPath
 
 @dataclass(frozen=True)
 class Info:
+    """What one call of `gdod.backward` did, worked out when it is asked for."""
+
     tasks: tuple[str, ...]
     mean_losses: Callable[[], Tensor] = field(repr=False)
     shared: tuple[Tensor, ...] | None = field(repr=False)
@@ -22,14 +24,14 @@ class Info:
     slow: tuple[SlowPath, ...]
     """Shared parameters whose rows took a backward pass each, and why. Empty: all were fast."""
     passes: int
-    """Backward passes of autograd: one for all tasks or one for each, and one for each row if anything is slow."""
+    """The number of backward passes: one for all tasks or one for each, and one for each row if anything is slow."""
     gram: Gram | None = field(repr=False)
-    """Inner products of the rows; None where the method did not need them."""
+    """The inner products of the rows; None where the method did not need them."""
     weights: Weights = field(repr=False)
 
     @cached_property
     def losses(self) -> Tensor:
-        """Mean loss of each task over its labelled examples, before task weights; nan without labels. [K]"""
+        """The mean loss of each task over its labelled examples, before task weights; nan without labels. [K]"""
         return self.mean_losses()
 
     @property
@@ -43,19 +45,19 @@ class Info:
 
     @cached_property
     def norms(self) -> Tensor:
-        """Lengths of the (weighted) task gradients over the shared parameters. [K]"""
+        """The lengths of the (weighted) task gradients over the shared parameters. [K]"""
         return self._gram.norms
 
     @cached_property
     def cosines(self) -> Tensor:
-        """Cosines between task gradients; zero for a task without a gradient. [K, K]"""
+        """The cosines between task gradients; zero for a task without a gradient. [K, K]"""
         lengths = self.norms.unsqueeze(1) * self.norms
         cosines = torch.where(lengths > 0, self._gram.of_tasks / lengths, 0.0)
         return cosines.clamp(-1, 1)
 
     @cached_property
     def rank(self) -> int:
-        """Dimension of the span of the rows, or the number of basis vectors used, if fewer."""
+        """The dimension of the span of the rows, or the number of basis vectors used, if fewer."""
         if self.weights.rank is not None:
             return self.weights.rank
         values = torch.linalg.eigvalsh(self._gram.matrix)
@@ -63,17 +65,17 @@ class Info:
 
     @property
     def directions_kept(self) -> float:
-        """Share of the basis vectors that the tasks agree on; nan for methods without a basis."""
+        """The share of the basis vectors that the tasks agree on; nan for methods without a basis."""
         return self.weights.directions_kept
 
     @property
     def energy_kept(self) -> float:
-        """Share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
+        """The share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
         return self.weights.energy_kept
 
     @cached_property
     def row_weights(self) -> Tensor:
-        """Weight of each group's and task's row in the update. [groups, K]"""
+        """The weight of each group's and task's row in the update. [groups, K]"""
         return self.weights.rows.view(-1, len(self.tasks))
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ TaskWeights = Mapping[str, float] | Sequence[float] | Tensor
 
 
 class Scaler(Protocol):
-    """`torch.amp.GradScaler`, and those that do as it does."""
+    """What is needed of a `torch.amp.GradScaler`."""
 
     def is_enabled(self) -> bool: ...
 
@@ -26,7 +26,7 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True)
 class Totals:
-    """Over the examples of all processes."""
+    """What is counted over the examples of all processes."""
 
     examples: int
     counts: Tensor  # labelled examples of each task [K]
@@ -47,30 +47,35 @@ class Tasks:
 
     @property
     def examples(self) -> int:
-        """Of the whole batch."""
+        """The number of examples of the whole batch."""
         return self.values.shape[1] if self.totals is None else self.totals.examples
 
     @property
     def counts(self) -> Tensor:
-        """Labelled examples of each task. [K]"""
+        """The number of labelled examples of each task. [K]"""
         if self.totals is not None:
             return self.totals.counts
         if self.labelled is None:
             return torch.full((len(self.names),), self.values.shape[1])
         return self.labelled.sum(1)
 
+    @property
+    def all_labelled(self) -> bool:
+        """Whether every example is known to have a label for every task."""
+        return self.labelled is None and self.totals is None
+
     def active(self) -> list[int]:
-        """Tasks that have a label and a weight."""
+        """Return the tasks that have a label and a weight."""
         tasks = range(len(self.names))
-        if self.labelled is None and self.weights is None and self.totals is None:
+        if self.all_labelled and self.weights is None:
             return list(tasks)
         weights = [1.0] * len(tasks) if self.weights is None else self.weights.tolist()
         return [task for task, count in enumerate(self.counts.tolist()) if count and weights[task]]
 
     def seeds(self) -> Tensor:
-        """The derivative of a task's weighted (and scaled) mean loss by each example's loss. [K, B]"""
+        """Return the derivative of a task's weighted (and scaled) mean loss by each example's loss. [K, B]"""
         factor = 1.0 if self.scale is None else self.scale
-        if self.labelled is None and self.weights is None and self.totals is None:
+        if self.all_labelled and self.weights is None:
             return torch.full_like(self.values, factor / self.values.shape[1])
         weights = torch.ones(len(self.names)) if self.weights is None else self.weights
         scale = (factor * weights.double() / self.counts.clamp(min=1).cpu()).to(self.values).unsqueeze(1)
@@ -78,19 +83,19 @@ class Tasks:
         return labelled * scale
 
     def mean_losses(self) -> Tensor:
-        """Of each task over its labelled examples; nan for a task without labels. [K]"""
+        """Return the mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
         return means(self.values, self.labelled) if self.totals is None else self.totals.mean_losses
 
 
 def means(values: Tensor, labelled: Tensor | None) -> Tensor:
-    """Mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
+    """Return the mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
     if labelled is None:
         return values.mean(1, dtype=torch.float64).cpu()
     return (torch.where(labelled, values, 0.0).sum(1, dtype=torch.float64) / labelled.sum(1)).cpu()
 
 
 def scale_of(scaler: Scaler | None, losses: Tensor) -> float | None:
-    """The scaler's factor. It is asked in its own way, after which it knows the losses' device."""
+    """Return the scaler's factor. It is asked in its own way, after which it knows the losses' device."""
     if scaler is None:
         return None
     if not callable(getattr(scaler, "scale", None)) or not callable(getattr(scaler, "is_enabled", None)):
@@ -105,7 +110,7 @@ def read(
     may_be_empty: bool = False,
     scaler: Scaler | None = None,
 ) -> Tasks:
-    """Checks; ``may_be_empty``: a batch without examples is fine, since other processes have some."""
+    """Check the losses and bring them into one form. ``may_be_empty``: other processes may have all the examples."""
     names, tensors, targets = _targets(losses, may_be_empty)
     with torch.no_grad():
         values = torch.stack(tensors)
@@ -141,14 +146,14 @@ def _targets(losses: Losses, may_be_empty: bool) -> tuple[tuple[str, ...], list[
         _check_loss(name, tensor, may_be_empty)
     first = tensors[0]
     if any(tensor.shape != first.shape for tensor in tensors):
-        found = ", ".join(f"{name!r}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
+        lengths = ", ".join(f"{name!r}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
         raise InputError(
-            f"the losses have unequal lengths ({found}); every task needs one loss for each example of the batch; "
+            f"the losses have unequal lengths ({lengths}); every task needs one loss for each example of the batch; "
             "use mask= for examples without a label"
         )
     if any(tensor.dtype != first.dtype or tensor.device != first.device for tensor in tensors):
-        found = ", ".join(f"{name!r}: {t.dtype} on {t.device}" for name, t in zip(names, tensors, strict=True))
-        raise InputError(f"the losses differ in type or device ({found}); bring them to one, e.g. with .float()")
+        types = ", ".join(f"{name!r}: {t.dtype} on {t.device}" for name, t in zip(names, tensors, strict=True))
+        raise InputError(f"the losses differ in type or device ({types}); bring them to one, e.g. with .float()")
     return names, tensors, tuple(Target(tensor) for tensor in tensors)
 
 

@@ -1,13 +1,15 @@
 """`gdod data`: look at a table, prepare it, see what is prepared."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdod.cli import download
-from gdod.cli.train import explained
+from gdod.cli.options import AsJson
+from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
     from gdod.data import Inspection
@@ -26,7 +28,6 @@ Examples:
 
   gdod data prepare census --folder downloads/census
 """
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. (default: $GDOD_CACHE or ~/.cache/gdod)")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
 
@@ -41,7 +42,7 @@ def inspect(
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = "utf-8",
     separator: Annotated[str | None, typer.Option(help="Of a text file; by default it is guessed.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a schema that is there.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show columns, types, numbers of values, missing values and label rates; write a schema to edit."""
     with explained():
@@ -53,28 +54,26 @@ def inspect(
             raise InputError(f"--out {out} ends in {out.suffix!r}; expected .yaml")
         if out is not None and out.exists() and not overwrite:
             raise InputError(f"{out} is there already; take another name, or --overwrite")
-        found = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
+        inspection = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
         if as_json:
-            typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
+            typer.echo(json.dumps(inspection.to_json(), ensure_ascii=False))
         else:
-            _print_inspection(found)
+            _print_inspection(inspection)
         if out is not None:
-            out.write_text(found.to_yaml(), "utf-8")
+            out.write_text(inspection.to_yaml(), "utf-8")
             typer.echo(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
 
 
-def _print_inspection(found: "Inspection") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    looked = "rows" if found.whole else "rows looked at (there are more)"
-    table = Table("column", "taken for", "found", "for example", title=f"{found.source}: {found.rows:,} {looked}")
-    for column in found.columns:
+def _print_inspection(inspection: "Inspection") -> None:
+    looked = "rows" if inspection.whole else "rows looked at (there are more)"
+    rows = []
+    for column in inspection.columns:
         options = ", ".join(f"{name}: {value}" for name, value in column.options.items())
         kind = f"{column.type} ({options})" if options else column.type
-        table.add_row(column.name, kind, column.summary(found.rows), ", ".join(column.examples))
-    Console(markup=False).print(table)  # names and values may have brackets
-    if not any(column.type == "label" for column in found.columns):
+        rows.append([column.name, kind, column.summary(inspection.rows), ", ".join(column.examples)])
+    titles = ("column", "taken for", "found", "for example")
+    _print_table(titles, rows, f"{inspection.source}: {inspection.rows:,} {looked}")
+    if not any(column.type == "label" for column in inspection.columns):
         typer.echo("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
 
 
@@ -85,7 +84,7 @@ def prepare(
     label: Label = None,
     folder: Annotated[Path | None, typer.Option(help="Where the files of a data set with a name are.")] = None,
     cache: Cache = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a table into training data, once; `gdod train` finds it in the cache.
 
@@ -100,7 +99,7 @@ def prepare(
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="A folder that `gdod data prepare` has made.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A folder that `gdod data prepare` has made.")], as_json: AsJson = False
 ) -> None:
     """Show what a folder of prepared data holds."""
     with explained():
@@ -114,26 +113,24 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **about}, ensure_ascii=False))
         return
-    from rich.console import Console
-
-    Console(markup=False).print(_parts_table(about))
+    labels = list(about["parts"]["train"]["labels"])
+    rows = []
+    for part, held in about["parts"].items():
+        cells = []
+        for name in labels:
+            label = held["labels"].get(name, {"labelled": 0, "mean": None})
+            cells.append("" if label["mean"] is None else f"{label['mean']:.4f}, {label['labelled']:,}")
+        rows.append([part, f"{held['rows']:,}", *cells])
+    _print_table(("part", "rows", *(f"{name} (mean, labelled)" for name in labels)), rows, about["name"])
     for note in about["notes"]:
         typer.echo(f"- {note}")
     typer.echo(f"Prepared: {folder}")
 
 
-def _parts_table(about: dict[str, Any]) -> Any:
-    from rich.table import Table
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    from gdod.report.tables import TextTable, as_terminal
 
-    labels = list(about["parts"]["train"]["labels"])
-    table = Table("part", "rows", *(f"{name} (mean, labelled)" for name in labels), title=about["name"])
-    for part, found in about["parts"].items():
-        cells = []
-        for name in labels:
-            label = found["labels"].get(name, {"labelled": 0, "mean": None})
-            cells.append("" if label["mean"] is None else f"{label['mean']:.4f}, {label['labelled']:,}")
-        table.add_row(part, f"{found['rows']:,}", *cells)
-    return table
+    screen().print(as_terminal(TextTable.of_texts(titles, rows, title), frame="box"))
 
 
 download.register(app)

@@ -21,4 +21,5 @@ def demo(
     with explained(), stopping_told():
         from gdod.experiments.demo import run
 
-        end(run(out or Path("runs") / f"demo{'-quick' if quick else ''}-seed{seed}", seed, quick=quick))
+        folder = out or Path("runs") / f"demo{'-quick' if quick else ''}-seed{seed}"
+        end(run(folder, seed, quick=quick).failed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdod.cli.train import explained
+from gdod.cli.train import explained, screen
 
 if TYPE_CHECKING:
     from gdod.data.sets.download import ByHand, Progress
@@ -29,7 +29,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to `gdod data`."""
+    """Add the commands to `gdod data`."""
     app.command(epilog=EXAMPLES)(download)
     app.command(epilog=ADS_EXAMPLES)(ads)
     app.command()(sets)
@@ -132,23 +132,19 @@ def ads(
 
 def sets() -> None:
     """List the data sets that have a name, and where they come from."""
-    from rich.console import Console
-    from rich.table import Table
-
     from gdod.data.sets import SOURCES
     from gdod.data.sets.download import BY_HAND, PUBLIC
+    from gdod.report.tables import TextTable, as_terminal
 
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("name", "what", "from", "here"):
-        shown.add_column(heading, overflow="fold")
+    rows = []
     for name, source in SOURCES.items():
         origin = PUBLIC[name].url if name in PUBLIC else f"{BY_HAND[name].page} (login)" if name in BY_HAND else "made"
-        shown.add_row(name, source.title, origin, "yes" if source.is_here() else "no")
-    Console().print(shown)
+        rows.append([name, source.title, origin, "yes" if source.is_here() else "no"])
+    screen().print(as_terminal(TextTable.of_texts(("name", "what", "from", "here"), rows), frame="none"))
 
 
 def _write(out: Path, write: Callable[[Path], object]) -> None:
-    """Under its name when it is whole."""
+    """Write a file whole or not at all."""
     from gdod._files import whole
     from gdod.errors import InputError
 

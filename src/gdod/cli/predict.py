@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gdod.cli.options import AsJson
 from gdod.cli.train import explained, screen, show_metrics
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that gdod train wrote.")]
@@ -15,7 +16,6 @@ TableFile = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch.")]
 Batch = Annotated[int, typer.Option(min=1, help="Rows that go through the model at once.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Weights = Annotated[str, typer.Option(help="Which checkpoint: best (on validation) or last.")]
 
 PREDICT_EXAMPLES = """
@@ -61,18 +61,18 @@ def predict(
         loaded = load_run(run, weights=weights, device=device)
         if console.is_terminal:
             with console.status("predicting") as status:
-                found = predict_file(
+                written = predict_file(
                     loaded, data, out, keep=keep or (), batch=batch, told=lambda rows: status.update(f"{rows:,} rows")
                 )
         else:
-            found = predict_file(loaded, data, out, keep=keep or (), batch=batch)
-        for note in found.notes:
+            written = predict_file(loaded, data, out, keep=keep or (), batch=batch)
+        for note in written.notes:
             typer.echo(f"gdod: {note}", err=True)
         if as_json:
-            about = {"out": str(out), "rows": found.rows, "columns": found.columns, "notes": found.notes}
+            about = {"out": str(out), "rows": written.rows, "columns": written.columns, "notes": written.notes}
             typer.echo(json.dumps(about, indent=2))
         else:
-            typer.echo(f"{found.rows:,} rows in {out}")
+            typer.echo(f"{written.rows:,} rows in {out}")
 
 
 def evaluate(
@@ -93,10 +93,10 @@ def evaluate(
 
         if threads is not None:
             torch.set_num_threads(threads)
-        found = evaluate_file(load_run(run, weights=weights, device=device), data, batch=batch)
+        metrics = evaluate_file(load_run(run, weights=weights, device=device), data, batch=batch)
         if as_json:
-            typer.echo(json.dumps(found, indent=2))
+            typer.echo(json.dumps(metrics, indent=2))
             return
-        for note in found["notes"]:
+        for note in metrics["notes"]:
             typer.echo(f"gdod: {note}", err=True)
-        show_metrics(screen(), {"table": found})
+        show_metrics(screen(), {"table": metrics})

@@ -40,5 +40,5 @@ def report(
 
         write_report(paths, out, markdown=markdown, csv=csv, baseline=baseline)
         written = {"html": out, "markdown": markdown, "csv": csv}
-        found = {kind: str(path.resolve()) for kind, path in written.items() if path is not None}
-        typer.echo(json.dumps(found) if as_json else "\n".join(found.values()))
+        places = {kind: str(path.resolve()) for kind, path in written.items() if path is not None}
+        typer.echo(json.dumps(places) if as_json else "\n".join(places.values()))

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gdod.cli.compare import EXIT_CODES, SOME_FAILED, stopping_told
+from gdod.cli.compare import EXIT_CODES, end, stopping_told
+from gdod.cli.options import Quiet
 from gdod.cli.train import explained
 
 __all__ = ["EXAMPLES", "EXIT_CODES", "reproduce"]
@@ -38,7 +39,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs and pages.")] = Path("reproduction"),
     names: Annotated[bool, typer.Option("--list", help="Only list what there is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the pages' paths as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run the paper's tables and figures, and lay the outcome beside the printed figures.
 
@@ -50,7 +51,7 @@ def reproduce(
 
         from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen
         from gdod.experiments.paper.reproduce import reproduce as run
-        from gdod.experiments.watch import Shown, Silent
+        from gdod.experiments.watch import ShownRuns, Watch
 
         if names:
             for one in EXPERIMENTS.values():
@@ -59,25 +60,21 @@ def reproduce(
         chosen(what or [])
         console = Console(stderr=as_json)
         with stopping_told():
-            found = run(
+            done = run(
                 what or [],
                 out,
                 data_folder=data_folder,
                 seeds=seeds,
                 quick=quick,
                 processes=jobs,
-                watch=Silent() if quiet else Shown(console),
+                watch=Watch() if quiet else ShownRuns(console),
                 command=["gdod", *sys.argv[1:]],
                 run=not pages_only,
             )
         if as_json:
-            typer.echo(
-                json.dumps({"pages": {name: str(path) for name, path in found.pages.items()}, "failed": found.failed})
-            )
+            pages = {name: str(path) for name, path in done.pages.items()}
+            typer.echo(json.dumps({"pages": pages, "failed": done.failed}))
         else:
-            for path in found.pages.values():
+            for path in done.pages.values():
                 console.print(str(path), highlight=False, markup=False, soft_wrap=True)
-        for name, message in found.failed.items():
-            typer.echo(f"gdod: {name} failed: {message}", err=True)
-        if found.failed:
-            raise typer.Exit(SOME_FAILED)
+        end(done.failed)

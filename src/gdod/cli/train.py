@@ -3,19 +3,21 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gdod.cli import options
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
+    from gdod.ranks import Ranks
+    from gdod.report.tables import TextTable
     from gdod.training import TrainConfig
-    from gdod.training.ranks import Ranks
 
 WRONG_INPUT, NON_FINITE, SYSTEM = 2, 3, 4
 
@@ -37,34 +39,42 @@ Examples:
   gdod train --data clicks.csv --schema clicks.yaml --nproc 4
 """
 
-Config = Annotated[Path | None, typer.Argument(help="A YAML or TOML file with settings; options win over it.")]
-Pairs = list[str] | None
+_SETTINGS = {
+    "model": "model.name",
+    "method": "method.name",
+    "weight_decay": "optimizer.weight_decay",
+    "schedule": "schedule.name",
+    "warmup": "schedule.warmup",
+    **{name: name for name in ("clip", "log_every", "checkpoint_every", "seed", "device", "precision", "non_finite")},
+    "tensorboard": "tensorboard",
+}
 
 
 def train(
-    config: Config = None,
-    data: Annotated[str | None, typer.Option(help="A named data set, a file, a folder or a pattern.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="What the columns of your own table are (YAML or TOML).")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="A column to predict, if you give no schema.")] = None,
-    data_folder: Annotated[Path | None, typer.Option(help="Where the files of a named data set are.")] = None,
-    data_option: Annotated[Pairs, typer.Option(metavar="NAME=VALUE", help="Of a named data set.")] = None,
+    context: typer.Context,
+    config: options.Config = None,
+    data: options.Data = None,
+    schema: options.SchemaFile = None,
+    label: options.Label = None,
+    data_folder: options.DataFolder = None,
+    data_option: options.DataOption = None,
     model: Annotated[str | None, typer.Option(help="shared-bottom, cross-stitch, mmoe, snr, ple, single-task.")] = None,
-    model_option: Annotated[Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. experts=4.")] = None,
+    model_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. experts=4.")] = None,
     method: Annotated[str | None, typer.Option(help="sum, gdod, weighted-gdod, pcgrad, cagrad, mgda, ...")] = None,
-    method_option: Annotated[Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. groups=16.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, adamw, sgd, sparse-adam.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    method_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. groups=16.")] = None,
+    optimizer: options.Optimizer = None,
+    lr: options.Rate = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, cosine, linear, step.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")] = None,
     clip: Annotated[float | None, typer.Option(help="Longest gradient of a step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training data.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps, in place of epochs.")] = None,
-    task_weight: Annotated[Pairs, typer.Option(metavar="TASK=FACTOR", help="Factor of a task's loss.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Evaluations without a better one before it stops.")] = None,
-    monitor: Annotated[str | None, typer.Option(help="What is better: mean_auc, loss or a task.")] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Steps; by default each epoch.")] = None,
+    batch: options.Batch = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    task_weight: Annotated[options.Pairs, typer.Option(metavar="TASK=FACTOR", help="Factor of a task's loss.")] = None,
+    patience: options.Patience = None,
+    monitor: options.Monitor = None,
+    evaluate_every: options.EvaluateEvery = None,
     log_every: Annotated[int | None, typer.Option(help="Steps between lines of training loss.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
@@ -74,57 +84,24 @@ def train(
     non_finite: Annotated[str | None, typer.Option(help="stop, or skip such a step.")] = None,
     tensorboard: Annotated[bool | None, typer.Option(help="Curves for TensorBoard.")] = None,
     set_: Annotated[
-        Pairs, typer.Option("--set", metavar="PATH=VALUE", help="Any setting, e.g. stopping.least=0.001.")
+        options.Pairs, typer.Option("--set", metavar="PATH=VALUE", help="Any setting, e.g. stopping.least=0.001.")
     ] = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Processes of this machine that train together.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default one below runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check the settings, and print them all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and write a run folder: settings, metrics, checkpoints, result."""
     with explained():
-        settings: dict[str, Any] = {
-            "data.source": data,
-            "data.schema": None if schema is None else str(schema),
-            "data.labels": label or None,
-            "data.folder": None if data_folder is None else str(data_folder),
-            "model.name": model,
-            "method.name": method,
-            "optimizer.name": optimizer,
-            "optimizer.lr": lr,
-            "optimizer.weight_decay": weight_decay,
-            "schedule.name": schedule,
-            "schedule.warmup": warmup,
-            "clip": clip,
-            "batch": batch,
-            "epochs": epochs,
-            "steps": steps,
-            "stopping.patience": patience,
-            "stopping.monitor": monitor,
-            "evaluate_every": evaluate_every,
-            "log_every": log_every,
-            "checkpoint_every": checkpoint_every,
-            "seed": seed,
-            "device": device,
-            "precision": precision,
-            "threads": threads,
-            "non_finite": non_finite,
-            "tensorboard": tensorboard,
-        }
-        options = {name: value for name, value in settings.items() if value is not None}
-        options |= pairs(data_option, "--data-option", "data.options.")
-        options |= pairs(model_option, "--model-option", "model.options.")
-        options |= pairs(method_option, "--method-option", "method.options.")
-        options |= pairs(task_weight, "--task-weight", "task_weights.")
-        options |= pairs(set_, "--set")
-        _train(config, options, out, nproc, resume=resume, check_only=check, as_json=as_json, quiet=quiet)
+        settings = options.given_settings(context, _SETTINGS)
+        _train(config, settings, out, nproc, resume=resume, check_only=check, as_json=as_json, quiet=quiet)
 
 
 def _train(
     file: Path | None,
-    options: dict[str, Any],
+    settings: dict[str, Any],
     out: Path | None,
     nproc: int | None,
     *,
@@ -133,12 +110,12 @@ def _train(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    from gdod.ranks.processes import check_nproc, joined, surroundings
     from gdod.training import check, name_of
-    from gdod.training.processes import check_nproc, joined, surroundings
 
     place = surroundings()
     check_nproc(nproc, place)
-    config = _config(file, options, out, resume)
+    config = _config(file, settings, out, resume)
     if check_only:
         check(config)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
@@ -152,7 +129,7 @@ def _train(
 
 
 def _start(nproc: int, folder: Path) -> None:
-    """This very command in several processes."""
+    """Run this very command in several processes, and end as they do."""
     from gdod.training import resume_command
     from gdod.training.launch import launch
 
@@ -178,12 +155,12 @@ def _train_here(
         console.print(f"\n{folder}", soft_wrap=True)
 
 
-def _config(file: Path | None, options: dict[str, Any], out: Path | None, resume: bool) -> "TrainConfig":
+def _config(file: Path | None, settings: dict[str, Any], out: Path | None, resume: bool) -> "TrainConfig":
     from gdod.errors import InputError
     from gdod.training import Folder, check_config, read_config
     from gdod.training.config import merged, nested
 
-    if resume and file is None and "data.source" not in options:
+    if resume and file is None and "data.source" not in settings:
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with")
         if not Folder(out).is_run:
@@ -191,68 +168,52 @@ def _config(file: Path | None, options: dict[str, Any], out: Path | None, resume
                 f"there is no run in {out} to go on with: it was not begun, or ended before its config.json was "
                 "written. To begin it, give all its settings, too: the same command as before, with --resume"
             )
-        return check_config(merged(Folder(out).read_config().model_dump(mode="json"), nested(options)))
-    if file is None and "data.source" not in options:
-        raise InputError("no data is given; name it with --data, e.g. --data ads, or give a configuration file")
-    return read_config(file, options)
+        return check_config(merged(Folder(out).read_config().model_dump(mode="json"), nested(settings)))
+    options.need_data(file, settings)
+    return read_config(file, settings)
 
 
 def screen(*, stderr: bool = False) -> "Console":
-    """The terminal. Names of tasks, columns and files may have brackets, which are no markup."""
+    """Return a console. Names of tasks, columns and files may have brackets, which are no markup."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False)
 
 
 def show_metrics(console: "Console", parts: dict[str, dict[str, Any]]) -> None:
-    """The metrics of all tasks on one or more parts of the data, and why some are not there."""
-    console.print(_table(parts))
+    """Print the metrics of all tasks on one or more parts of the data, and why some are not there."""
+    from gdod.report.tables import as_terminal
+
+    console.print(as_terminal(_table(parts), frame="box"))
     for part, metrics in parts.items():
         for task, one in metrics["tasks"].items():
             if "note" in one:
                 console.print(f"{task}, {part}: {one['note']}", soft_wrap=True)
 
 
-def _table(parts: dict[str, dict[str, Any]]) -> "Table":
-    from rich.table import Table
+def _table(parts: dict[str, dict[str, Any]]) -> "TextTable":
+    from gdod.report.numbers import number
+    from gdod.report.tables import Cell, Column, TextTable
 
-    found = Table("task", "part")
     tasks = {task: None for metrics in parts.values() for task in metrics["tasks"]}
     names = [
         name
         for name in ("auc", "log_loss", "rmse", "mae", "accuracy")
         if any(name in metrics for part in parts.values() for metrics in part["tasks"].values())
     ]
-    for name in (*names, "labels"):
-        found.add_column(name.replace("_", " ").replace("auc", "AUC"), justify="right")
+    columns = [Column("task", numeric=False), Column("part", numeric=False)]
+    columns += [Column(name.replace("_", " ").replace("auc", "AUC")) for name in (*names, "labels")]
+    rows = []
     for task in tasks:
         for part, metrics in parts.items():
             one = metrics["tasks"][task]
-            found.add_row(task, part, *(_number(one.get(name)) for name in names), f"{one['labelled']:,}")
-    return found
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def pairs(given: Sequence[str] | None, option: str, prefix: str = "") -> dict[str, Any]:
-    """`name=value` as settings; values as YAML has them: numbers, true, lists such as [64, 32]."""
-    from gdod.errors import InputError
-    from gdod.yaml_toml import parse_value
-
-    found = {}
-    for pair in given or ():
-        name, sign, value = pair.partition("=")
-        if not sign or not name.strip():
-            raise InputError(f"{option} {pair!r}; expected a name and a value, e.g. {option} name=3")
-        found[prefix + name.strip()] = parse_value(value, f"{option} {pair!r}")
-    return found
+            rows.append([task, part, *(number(one.get(name)) for name in names), f"{one['labelled']:,}"])
+    return TextTable(columns, [[Cell(text) for text in row] for row in rows])
 
 
 @contextmanager
 def explained(*, silent: bool = False) -> Iterator[None]:
-    """Errors as one line and an exit code, in place of a traceback. GDOD_TRACEBACK=1 brings that back.
+    """Turn errors into one line and an exit code, in place of a traceback. GDOD_TRACEBACK=1 brings that back.
 
     ``silent``: another rank says what there is to say.
     """
@@ -278,17 +239,17 @@ def explained(*, silent: bool = False) -> Iterator[None]:
 
 
 def _fail_in_training(error: Exception, silent: bool) -> None:
+    from gdod.ranks import LostError
+    from gdod.ranks.processes import LAUNCHER
     from gdod.training import Interrupted, NonFiniteError, resume_command
     from gdod.training.launch import LOST
-    from gdod.training.processes import LAUNCHER
-    from gdod.training.ranks import is_about_others
 
     if isinstance(error, NonFiniteError):
         _fail(str(error), NON_FINITE, silent)
     if isinstance(error, Interrupted):
         several = f" --nproc {os.environ['WORLD_SIZE']}" if LAUNCHER in os.environ else ""
         _fail(f"{error}. Go on with:\n  {resume_command(error.folder)}{several}", error.exit_code, silent)
-    if is_about_others(error):
+    if isinstance(error, LostError):
         _fail(f"{error}. What was saved last goes on with --resume", LOST, silent=LAUNCHER in os.environ)
     raise error
 

@@ -1,1 +1,1 @@
-"""Comparisons of many runs: the runner, tuning, statistics."""
+"""Experiments: comparisons of many runs, tuning, the paper's tables and figures, the demo, a toy problem."""

@@ -1,4 +1,4 @@
-"""A comparison: its runs in parallel processes, then the tables and the page. Given again, it goes on where it was.
+"""Compare: make runs in parallel processes, then the tables and the page. Given again, it goes on where it was.
 
 plan = read_plan(options={"data.source": "ads", "methods": ["sum", "gdod"], "seeds": 3})
 outcome = compare(plan, "comparison")
@@ -15,10 +15,11 @@ import torch
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
-from gdod.experiments.plan import Plan, Planned
+from gdod.experiments.plan import ComparisonPlan
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
+from gdod.training.config import Settings
 from gdod.training.evaluation import check_monitor
 from gdod.training.preflight import differences
 from gdod.training.run import Folder, decay_note, versions
@@ -36,7 +37,7 @@ class Outcome:
     folder: Path
     study: Study
     failed: dict[str, str]
-    """Messages by run."""
+    """Why runs failed, by their names."""
 
     @property
     def report(self) -> Path:
@@ -52,16 +53,16 @@ class Outcome:
 
 
 def compare(
-    plan: Plan,
+    plan: ComparisonPlan,
     out: str | Path,
     *,
     processes: int | None = None,
     nproc: int = 1,
     worker: "Worker | None" = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
-    """Makes the runs that are not finished yet, and writes the tables and the page.
+    """Make the runs that are not finished yet, and write the tables and the page.
 
     Args:
         plan: what to run, e.g. from `read_plan`.
@@ -72,26 +73,27 @@ def compare(
         watch: is told how far the runs are.
         command: what the runs say that they were started with.
     """
-    folder, watch = Path(out), watch or Silent()
+    folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
-    runs = {run.name: _in_its_folder(run, _place(folder, run)) for run in plan.runs}
+    places = {run.name: Folder((folder / "runs" / run.name).absolute()) for run in plan.runs}
+    configs = {run.name: continued(run.config, places[run.name]) for run in plan.runs}
     make_folder(folder / "runs")
     with locked(folder, watch.say) as handles, watch:
         dataset = prepare_data(plan.config)
         check_tasks(plan.config, dataset)
         _describe(plan, dataset, folder)
-        processes, threads = share_cores(processes, len(runs), plan.config.threads, nproc)
+        processes, threads = share_cores(processes, len(places), plan.config.threads, nproc)
         if worker is not None:  # who started the ranks has shared out the cores
             threads = plan.config.threads or torch.get_num_threads()
         todo = [
-            Job(name, place.path, with_threads(config, threads))
-            for name, (place, config) in runs.items()
+            Job(name, place.path, with_threads(configs[name], threads))
+            for name, place in places.items()
             if not place.is_finished
         ]
         for said in dict.fromkeys(decay_note(job.config) for job in todo):
             if said is not None:
                 watch.say(said)
-        watch.begin(len(runs), len(runs) - len(todo))
+        watch.begin(len(places), len(places) - len(todo))
         failed: dict[str, str] = {}
 
         def note(ended: Ended) -> None:
@@ -116,16 +118,16 @@ def compare(
 
 
 def share_cores(processes: int | None, runs: int, threads: int | None, nproc: int = 1) -> tuple[int, int]:
-    """How many runs at a time, and how many threads each of their ``nproc`` processes has."""
+    """Return how many runs are made at a time, and how many threads each of their ``nproc`` processes has."""
     if processes is not None and processes < 1:
         raise InputError(f"jobs={processes}; expected at least 1")
-    processes = processes or _default_processes() // nproc
+    processes = processes or (torch.cuda.device_count() or cores()) // nproc
     processes = max(1, min(processes, runs))
     return processes, threads or max(1, cores() // (processes * nproc))
 
 
 def prepare_data(config: "TrainConfig") -> "Dataset":
-    """Puts the data into the cache, from where all processes take it."""
+    """Put the data into the cache, from where all processes take it, and return it."""
     from gdod.data import open_prepared, prepare
 
     data = config.data
@@ -136,7 +138,7 @@ def prepare_data(config: "TrainConfig") -> "Dataset":
 
 
 def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
-    """What every run would be refused for is refused here, once."""
+    """Raise what every run would be refused for, once."""
     names = [task.name for task in dataset.tasks]
     check_monitor(config.stopping.monitor, dataset.tasks)
     if unknown := [name for name in config.task_weights or {} if name not in names]:
@@ -148,7 +150,7 @@ def with_threads(config: "TrainConfig", threads: int) -> "TrainConfig":
 
 
 def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
-    """The configuration, after making sure that a run in the folder has the same.
+    """Return the configuration, after making sure that a run in the folder has the same.
 
     A run keeps its number of threads: with another one it would round in another way.
     """
@@ -157,20 +159,21 @@ def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
     stored = place.read_config()
     if config.threads is None:
         config = config.model_copy(update={"threads": stored.threads})
-    if found := differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
-        raise InputError(
-            f"the run in {place.path} was made with other settings: {'; '.join(found)}. Give the settings it has, "
-            "or choose another folder with --out"
-        )
+    check_same(f"run in {place.path}", stored.model_dump(mode="json"), config.model_dump(mode="json"))
     return config
 
 
-def _default_processes() -> int:
-    return torch.cuda.device_count() or cores()
+def check_same(what: str, stored: Settings, asked: Settings) -> None:
+    """Raise if what was begun has other settings than what is asked for now."""
+    if others := differences(stored, asked):
+        raise InputError(
+            f"the {what} was made with other settings: {'; '.join(others)}. Give the settings it has, or choose "
+            "another folder with --out"
+        )
 
 
 def check_place(folder: Path, description: str, runs: str) -> None:
-    """A folder that is not there yet, or empty, or one that was begun: with the file that says for what."""
+    """Raise unless the folder is not there yet, or empty, or was begun: with the file that describes what for."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; expected a folder, or a name for a new one")
     if folder.is_dir() and not (folder / description).exists():
@@ -183,15 +186,7 @@ def check_place(folder: Path, description: str, runs: str) -> None:
     check_writable(folder)
 
 
-def _place(folder: Path, run: Planned) -> Folder:
-    return Folder((folder / "runs" / run.name).absolute())
-
-
-def _in_its_folder(run: Planned, place: Folder) -> tuple[Folder, "TrainConfig"]:
-    return place, continued(run.config, place)
-
-
-def _describe(plan: Plan, dataset: "Dataset", folder: Path) -> None:
+def _describe(plan: ComparisonPlan, dataset: "Dataset", folder: Path) -> None:
     path = folder / "comparison.json"
     before = read_json(path, "what a comparison was asked for") if path.exists() else {}
     if before.get("fingerprint", dataset.fingerprint) != dataset.fingerprint:

@@ -7,16 +7,14 @@ Clicks, visits and purchases of a Shared-Bottom model; part of what draws clicks
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gdod.experiments.compare import Outcome, compare
-from gdod.experiments.plan import PAPER, Plan, make_plan
-from gdod.experiments.summary import difference
-from gdod.experiments.watch import Shown
+from gdod.experiments.plan import PAPER, ComparisonPlan, make_plan
+from gdod.experiments.summary import difference, times_as_long
+from gdod.experiments.watch import ShownRuns
 from gdod.report.numbers import number
+from gdod.report.tables import Cell, Column, TextTable, as_terminal
 
 if TYPE_CHECKING:
     from gdod.report import Study
@@ -25,8 +23,8 @@ SEEDS = 2
 TITLES = {"auc": "AUC on test data, higher is better", "log_loss": "Log loss on test data, lower is better"}
 
 
-def demo_plan(seed: int = 0, *, quick: bool = False) -> Plan:
-    """What the demo runs. ``quick``: the same with less of everything, to see that it works."""
+def demo_plan(seed: int = 0, *, quick: bool = False) -> ComparisonPlan:
+    """Return the comparison that the demo makes; ``quick``: with less of everything, to see that it works."""
     rows, steps = (6_000, 20) if quick else (150_000, 800)
     return make_plan(
         {
@@ -46,14 +44,14 @@ def demo_plan(seed: int = 0, *, quick: bool = False) -> Plan:
 
 
 def run(out: Path, seed: int = 0, *, quick: bool = False, console: Console | None = None) -> Outcome:
-    """Trains under a progress display, then prints a table for each metric and where the report is."""
+    """Train under a progress display, then print a table for each metric and where the report is."""
     console = console or Console()
     plan = demo_plan(seed, quick=quick)
     command = ["gdod", "demo", "--seed", str(seed), *(["--quick"] if quick else [])]
-    outcome = compare(plan, out, watch=Shown(console), command=command)
+    outcome = compare(plan, out, watch=ShownRuns(console), command=command)
     best = best_reachable(plan)
     for metric in TITLES:
-        console.print(table(outcome.study, metric, best if metric == "auc" else {}))
+        console.print(as_terminal(table(outcome.study, metric, best if metric == "auc" else {})))
     console.print(
         f"Means over {SEEDS} seeds. ±: 95 % interval of the difference, wide with so few seeds.\n"
         "Time: a whole training step, relative to the plain sum.",
@@ -64,8 +62,8 @@ def run(out: Path, seed: int = 0, *, quick: bool = False, console: Console | Non
     return outcome
 
 
-def best_reachable(plan: Plan) -> dict[str, float | None]:
-    """AUC on the test part of someone who knows how the labels were made."""
+def best_reachable(plan: ComparisonPlan) -> dict[str, float | None]:
+    """Return the AUC of each task on the test part for someone who knows how the labels were made."""
     from gdod.data.sets.ads import AdsOptions, best_auc, simulate
 
     options = AdsOptions.of(plan.config.data.options)
@@ -74,28 +72,24 @@ def best_reachable(plan: Plan) -> dict[str, float | None]:
     return best_auc(made.table[train:], made.truth[train:])
 
 
-def table(study: "Study", metric: str, best: dict[str, float | None]) -> Table:
-    """One method a row: the metric of each task, the mean's difference from the plain sum, time per step."""
+def table(study: "Study", metric: str, best: dict[str, float | None]) -> TextTable:
+    """Return one row for each method: the metric of each task, the mean's difference from the plain sum, time a step.
+
+    Narrow enough for 80 columns. ``best``: what can be reached in each task, for a last row.
+    """
     tasks = study.tasks_with(metric)
     compared, means = study.compare(metric, tasks), study.compare(metric)[None]
     times = study.step_times()
-    # Narrow enough for 80 columns.
-    shown = Table(title=TITLES[metric], title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("method", no_wrap=True)
-    for title in (*tasks, "mean", f"mean − {study.baseline}", "time"):
-        shown.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for place, setting in enumerate(study.settings):
         figures = [compared[task][place].summary.mean for task in tasks]
-        ratio = times[place][1]
-        shown.add_row(
-            Text(setting.method),
-            *map(number, [*figures, means[place].summary.mean]),
-            difference(means[place]),
-            "–" if ratio is None else f"{ratio:.2f}×",
-        )
+        shown = map(number, [*figures, means[place].summary.mean])
+        rows.append([setting.method, *shown, difference(means[place]), times_as_long(times[place][1])])
     if best:
         known = [value for value in best.values() if value is not None]
-        shown.add_section()
         mean = sum(known) / len(known) if len(known) == len(tasks) else None
-        shown.add_row("best reachable", *(number(best.get(task)) for task in tasks), number(mean), "", "")
-    return shown
+        rows.append(["best reachable", *(number(best.get(task)) for task in tasks), number(mean), "", ""])
+    titles = (*tasks, "mean", f"mean − {study.baseline}", "time")
+    columns = [Column("method", numeric=False, whole=True), *(Column(title, whole=True) for title in titles)]
+    cells = [[Cell(text) for text in row] for row in rows]
+    return TextTable(columns, cells, TITLES[metric], sections=[len(study.settings)])

@@ -1,4 +1,4 @@
-"""One command at a time in a folder."""
+"""Let one command at a time work in a folder."""
 
 import os
 import time
@@ -13,7 +13,7 @@ _WAIT = 30.0  # seconds: runs of a command that was just killed may still be sav
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None]) -> Iterator[tuple[int, ...]]:
-    """Holds the folder. Yields the file descriptors to hand on to processes that work in it.
+    """Hold the folder, and yield the file descriptors to hand on to processes that work in it.
 
     The lock goes with the last process that holds the descriptor, so it outlives a command that is killed
     until its processes have noticed that.

@@ -8,11 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -20,6 +15,7 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.experiments import toy
+from gdod.experiments.plots import BLACK, BLUE, GREEN, GREY, ORANGE, RED, open_figure, save
 from gdod.methods.base import Method
 from gdod.methods.cagrad import CAGrad
 from gdod.methods.gdod import GDOD, WeightedGDOD
@@ -30,9 +26,6 @@ from gdod.methods.pcgrad import PCGrad
 from gdod.methods.sum import Sum
 from gdod.methods.torchjd import torchjd_methods
 from gdod.methods.uncertainty import Uncertainty
-
-# The colours of Okabe and Ito, told apart by colour-blind readers too.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 
 _BORROWED = torchjd_methods()
 TOY_METHODS: Mapping[str, Callable[[], Method]] = {
@@ -55,18 +48,16 @@ TOY_METHODS: Mapping[str, Callable[[], Method]] = {
 
 
 def draw_toy(out: Path, methods: Mapping[str, Callable[[], Method]] = TOY_METHODS, *, steps: int = 6000) -> None:
-    """The paths of each method from the paper's three starts, over the contours of the mean loss."""
+    """Draw the paths of each method from the paper's three starts, over the contours of the mean loss."""
     starts = toy.STARTS
     made = [make() for make in methods.values() for _ in starts]
     places = toy.paths(made, list(starts) * len(methods), steps=steps)  # [steps + 1, methods * starts, 2]
     columns = min(5, len(methods))
     rows = -(-len(methods) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.1 * columns, 3.25 * rows + 0.5), sharex=True, sharey=True, squeeze=False, dpi=150
-    )
-    for axis in axes.flat[len(methods) :]:
+    figure, axes = open_figure(rows, columns, (3.1 * columns, 3.25 * rows + 0.5), dpi=150, shared=True)
+    for axis in axes[len(methods) :]:
         axis.set_visible(False)
-    for number, (title, axis) in enumerate(zip(methods, axes.flat, strict=False)):
+    for number, (title, axis) in enumerate(zip(methods, axes, strict=False)):
         _landscape(axis)
         axis.set_title(title, fontsize=11)
         for which, colour in enumerate((BLUE, RED, ORANGE)):
@@ -77,14 +68,14 @@ def draw_toy(out: Path, methods: Mapping[str, Callable[[], Method]] = TOY_METHOD
     legend = [
         Line2D([], [], marker="o", ls="", mfc="white", mec=BLACK, label="start"),
         Line2D([], [], marker="o", ls="", color=BLACK, label=f"after {steps:,} steps"),
-        Line2D([], [], color="#999999", lw=6, label="Pareto set"),
+        Line2D([], [], color=GREY, lw=6, label="Pareto set"),
         Line2D([], [], marker="*", ms=12, ls="", color=BLACK, label="minimum of the mean loss"),
     ]
     figure.legend(handles=legend, loc="lower center", ncols=4, frameon=False, fontsize=11)
     figure.supxlabel("x₁", y=0.045, fontsize=11)
     figure.supylabel("x₂", fontsize=11)
     figure.tight_layout(rect=(0, 0.045, 1, 1))
-    _save(out)
+    save(figure, out)
 
 
 def _landscape(axis: Axes) -> None:
@@ -102,36 +93,36 @@ def _landscape(axis: Axes) -> None:
         zorder=1,
     )
     lowest = -8.355
-    axis.plot([-7, 7], [lowest, lowest], color="#999999", lw=6, solid_capstyle="butt", zorder=2)
+    axis.plot([-7, 7], [lowest, lowest], color=GREY, lw=6, solid_capstyle="butt", zorder=2)
     axis.plot(0, lowest, "*", ms=13, color=BLACK, mec="white", mew=0.6, zorder=5)
     axis.set(xlim=(-11, 11), ylim=(-11, 11), xticks=(-10, -5, 0, 5, 10), yticks=(-10, -5, 0, 5, 10), aspect="equal")
     axis.tick_params(labelsize=9)
 
 
 def draw_parts(out: Path, first: Sequence[float] = (1.0, 0.35), second: Sequence[float] = (-0.25, 0.9)) -> None:
-    """Figure 1 of the GDOD paper for two gradients in the plane: the basis, and what GDOD keeps."""
+    """Draw figure 1 of the GDOD paper for two gradients in the plane: the basis, and what GDOD keeps."""
     if len(first) != 2 or len(second) != 2:
         raise InputError(f"gradients {first!r} and {second!r}; expected two numbers each")
     gradients = torch.tensor([first, second], dtype=torch.float64)
-    found = GDOD().decompose(gradients.unsqueeze(0))  # one group
+    parts = GDOD().decompose(gradients.unsqueeze(0))  # one group
     nowhere = torch.zeros(2, dtype=torch.float64)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.4), dpi=150, sharex=True, sharey=True)
+    figure, (left, right) = open_figure(1, 2, (11, 5.4), dpi=150, shared=True)
     shown = torch.cat(
         [
             gradients,
-            found.kept,
-            found.conflict,
+            parts.kept,
+            parts.conflict,
             gradients.sum(0, keepdim=True),
-            found.update.unsqueeze(0),
+            parts.update.unsqueeze(0),
             nowhere.unsqueeze(0),
         ]
     )
     x, y = ((shown.amax(0) + shown.amin(0)) / 2).tolist()
     reach = 0.62 * float((shown.amax(0) - shown.amin(0)).max())
     for axis in (left, right):
-        for number, vector in enumerate(found.basis, 1):
-            agreed = float((found.conflict @ vector).abs().max()) < 1e-9 * float(gradients.norm())
-            look = {"color": GREEN, "ls": "-"} if agreed else {"color": "#999999", "ls": (0, (6, 4))}
+        for number, vector in enumerate(parts.basis, 1):
+            agreed = float((parts.conflict @ vector).abs().max()) < 1e-9 * float(gradients.norm())
+            look = {"color": GREEN, "ls": "-"} if agreed else {"color": GREY, "ls": (0, (6, 4))}
             name = f"along $b_{number}$ the tasks {'agree' if agreed else 'conflict'}"
             axis.axline((0, 0), tuple(vector.tolist()), lw=1, zorder=0, label=name, **look)
         axis.set(xlim=(x - reach, x + reach), ylim=(y - reach, y + reach))
@@ -139,12 +130,12 @@ def draw_parts(out: Path, first: Sequence[float] = (1.0, 0.35), second: Sequence
         axis.tick_params(labelsize=9)
 
     left.set_title("Task gradients, and their projections on the basis", fontsize=11)
-    for number, vector in enumerate(found.basis, 1):
+    for number, vector in enumerate(parts.basis, 1):
         up = -vector if vector[1] < 0 else vector  # its sign is arbitrary
         _arrow(left, nowhere, 0.45 * reach * up, BLACK, f"$b_{number}$", style="--", width=1.5)
     for number, (gradient, colour) in enumerate(zip(gradients, (BLUE, RED), strict=True), 1):
         _arrow(left, nowhere, gradient, colour, f"$g_{number}$")
-        for vector, size in zip(found.basis, found.projections[:, number - 1], strict=True):
+        for vector, size in zip(parts.basis, parts.projections[:, number - 1], strict=True):
             foot = size * vector
             left.plot(*zip(gradient.tolist(), foot.tolist(), strict=True), color=colour, lw=1, ls=":")
             left.plot(*foot.tolist(), "o", color=colour, ms=5)
@@ -153,15 +144,15 @@ def draw_parts(out: Path, first: Sequence[float] = (1.0, 0.35), second: Sequence
 
     right.set_title("Kept parts add up to the update; conflicting parts are left out", fontsize=11)
     _arrow(right, nowhere, gradients.sum(0), "#777777", "plain sum", style="--", width=2)
-    right.plot(*zip((0, 0), found.update.tolist(), strict=True), color=GREEN, lw=9, alpha=0.4, solid_capstyle="butt")
-    _label(right, nowhere, found.update, GREEN, "update", 0.08)
+    right.plot(*zip((0, 0), parts.update.tolist(), strict=True), color=GREEN, lw=9, alpha=0.4, solid_capstyle="butt")
+    _label(right, nowhere, parts.update, GREEN, "update", 0.08)
     tail = nowhere
-    for number, (kept, conflict, colour) in enumerate(zip(found.kept, found.conflict, (BLUE, RED), strict=True), 1):
+    for number, (kept, conflict, colour) in enumerate(zip(parts.kept, parts.conflict, (BLUE, RED), strict=True), 1):
         _arrow(right, tail, kept, colour, rf"$g_{number}^{{\mathrm{{sh}}}}$", aside=-0.06)
         _arrow(right, nowhere, conflict, colour, rf"$g_{number}^{{\mathrm{{con}}}}$", style=":", width=2)
         tail = tail + kept
     figure.tight_layout()
-    _save(out)
+    save(figure, out)
 
 
 def _arrow(
@@ -175,7 +166,7 @@ def _arrow(
     width: float = 2.6,
     aside: float | None = None,
 ) -> None:
-    """An arrow, with its label beyond the head, or beside its middle at a share of the picture's size."""
+    """Draw an arrow, with its label beyond the head, or ``aside`` its middle at a share of the picture's size."""
     left, right = axis.get_xlim()
     length, size = float(way.norm()), right - left
     if length < 1e-6 * size:
@@ -196,12 +187,6 @@ def _label(axis: Axes, tail: Tensor, way: Tensor, colour: str, label: str, aside
     place = tail + way + 0.05 * size * along if aside is None else tail + way / 2 + aside * size * across
     x, y = place.tolist()
     axis.text(x, y, label, color=colour, fontsize=12, ha="center", va="center", zorder=5)
-
-
-def _save(out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    plt.savefig(out)
-    plt.close()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a comparison is to run: models × methods × seeds, each with its whole configuration, checked before any work."""
+"""Plan a comparison: models × methods × seeds, each with its whole configuration, checked before any work."""
 
 import hashlib
 import re
@@ -30,7 +30,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """What it is called in names of folders: `cagrad_c=0.3`."""
+        """What names of folders call it, such as `cagrad_c=0.3`."""
         if not self.options:
             return self.name
         text = ",".join(f"{name}={value}" for name, value in self.options.items())
@@ -44,8 +44,8 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run."""
+class PlannedRun:
+    """One run of a comparison."""
 
     name: str
     model: Spec
@@ -55,7 +55,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """All runs of a comparison, in the order in which they are made."""
 
     models: tuple[Spec, ...]
@@ -63,16 +63,16 @@ class Plan:
     seeds: tuple[int, ...]
     baseline: Spec
     single_task: Spec | None
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
     tuned: tuple[str, ...] = ()
 
     @property
     def config(self) -> TrainConfig:
-        """Of the first run: data, stopping and the like are the same in all."""
+        """The configuration of the first run: data, stopping and the like are the same in all."""
         return self.runs[0].config
 
     def to_json(self) -> Settings:
-        """What `comparison.json` says. Names are as in the names of run folders."""
+        """Return the content of `comparison.json`. Names are as in the names of run folders."""
         common = self.config.model_dump(mode="json")
         return {
             "models": [_named(spec, "model") for spec in self.models],
@@ -89,8 +89,8 @@ def _named(spec: Spec, what: str) -> Settings:
     return {**spec.to_json(), "name": spec.label, what: spec.name}
 
 
-def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> Plan:
-    """The comparison that a YAML or TOML file describes, with options over it.
+def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None) -> ComparisonPlan:
+    """Return the comparison that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
     {name, options}), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
@@ -106,7 +106,8 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     return make_plan(merged(settings, given), tuned)
 
 
-def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Plan:
+def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> ComparisonPlan:
+    """Return the comparison that settings describe; ``tuned``: files or folders that `gdod tune` wrote."""
     rest = {"tensorboard": False, **settings}
     models = _specs(rest, "models", ("shared-bottom",))
     methods = _specs(rest, "methods", PAPER)
@@ -118,23 +119,23 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Plan:
     if not models:
         raise InputError("models: there is none besides 'single-task'; expected at least one that is compared with it")
     baseline = _baseline(rest.pop("baseline", None), methods)
-    found = [_Tuned.read(path) for path in tuned]
+    read = [_Tuned.read(path) for path in tuned]
     pairs = [(model, method) for model in models for method in methods]
-    for one in found:
+    for one in read:
         one.check_used(pairs)
     if single:
         pairs.append((alone, Spec("sum")))
     # All of one seed before the next: a comparison that is stopped early has something of everything.
-    runs = tuple(_planned(rest, model, method, seed, found) for seed in seeds for model, method in pairs)
+    runs = tuple(_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs)
     for run in runs[: len(pairs)]:
         check(run.config)
-    return Plan(
-        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in found)
+    return ComparisonPlan(
+        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read)
     )
 
 
 def read_spec(given: object, what: str) -> Spec:
-    """`cagrad`, `cagrad:c=0.3,rescale=1` or {name: cagrad, options: {c: 0.3}}."""
+    """Return a model or method with its options from `cagrad:c=0.3` or {name: cagrad, options: {c: 0.3}}."""
     if isinstance(given, Mapping):
         options = given.get("options", {})
         if set(given) - {"name", "options"} or not isinstance(given.get("name"), str) or not isinstance(options, dict):
@@ -163,15 +164,15 @@ def _specs(rest: Settings, what: str, default: Iterable[str]) -> tuple[Spec, ...
         given = [rest.pop(singular)] if singular in rest else list(default)
     if not isinstance(given, list | tuple) or not given:
         raise InputError(f"{what}={given!r}; expected a list of names, e.g. [sum, gdod]")
-    found = tuple(read_spec(one, what) for one in given)
-    labels = [spec.label for spec in found]
+    specs = tuple(read_spec(one, what) for one in given)
+    labels = [spec.label for spec in specs]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise InputError(f"{what}: {twice!r} is given twice")
-    return found
+    return specs
 
 
 def read_seeds(rest: Settings, default: int = SEEDS) -> tuple[int, ...]:
-    """Takes the seeds out of the settings."""
+    """Take the seeds out of the settings, and return them."""
     if "seeds" in rest and "seed" in rest:
         raise InputError("both `seeds` and `seed` are given; expected one of them")
     seed = rest.pop("seed", None)
@@ -202,15 +203,15 @@ def _baseline(given: object, methods: Sequence[Spec]) -> Spec:
     if given is None:
         return next((spec for spec in methods if spec.name == "sum"), methods[0])
     wanted = read_spec(given, "baseline")
-    found = [spec for spec in methods if wanted in (spec, Spec(spec.name))]
-    if len(found) != 1:
+    fitting = [spec for spec in methods if wanted in (spec, Spec(spec.name))]
+    if len(fitting) != 1:
         labels = [spec.label for spec in methods]
-        said, hint = ("several", "; name one with its options") if found else ("none", nearest(wanted.label, labels))
+        said, hint = ("several", "; name one with its options") if fitting else ("none", nearest(wanted.label, labels))
         raise InputError(f"baseline={given!r} is {said} of the methods: {', '.join(map(repr, labels))}{hint}")
-    return found[0]
+    return fitting[0]
 
 
-def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Sequence[_Tuned]") -> Planned:
+def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Sequence[_Tuned]") -> PlannedRun:
     settings: Settings = common
     for one in tuned:
         if one.fits(model, method):
@@ -219,7 +220,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
     config = absolute_paths(check_config(merged(settings, over)))
-    return Planned(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
+    return PlannedRun(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
 
 
 @dataclass(frozen=True)

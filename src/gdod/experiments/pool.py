@@ -1,4 +1,4 @@
-"""Runs in parallel: a few processes, each of which trains one run after the other.
+"""Make runs in parallel: in a few processes, each of which trains one run after the other.
 
 A process stays for many runs, since loading torch takes longer than many a run of a comparison does. One
 that dies takes only its run with it. In its place there may be several that train each run together.
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gdod._files import make_folder, write_json
 from gdod.training.run import Folder
 
 if TYPE_CHECKING:
+    from gdod.experiments.watch import Watch
     from gdod.experiments.worker import Worker
     from gdod.training.config import TrainConfig
 
@@ -39,7 +40,7 @@ class Job:
     folder: Path
     config: "TrainConfig"
     test: bool = True
-    """Whether the test part may be looked at, at the end."""
+    """Whether the test part is looked at, at the end."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,11 @@ class Ended:
     result: Json | None
     message: str | None = None
     trace: str | None = None
-    """Where in the program, if nobody foresaw it."""
-
-
-class Watch(Protocol):
-    """Is told how far the runs are."""
-
-    def told(self, job: Job, event: Json) -> None: ...
-
-    def ended(self, ended: Ended) -> None: ...
+    """The traceback of an error that nobody foresaw."""
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -73,17 +66,20 @@ def run_jobs(
     threads: int,
     nproc: int = 1,
     device: str = "auto",
-    watch: Watch,
+    watch: "Watch",
     on_end: Callable[[Ended], None] | None = None,
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
 ) -> None:
-    """Makes the runs, as many at a time as there are processes. The next job is asked for when a process is free.
+    """Make the runs, as many at a time as there are processes. The next job is asked for when a process is free.
 
     Args:
-        threads: of torch, in each process.
-        nproc: in place of each process, so many that train a run together.
-        device: of the runs.
+        jobs: the runs to make.
+        processes: how many runs are made at a time.
+        threads: how many threads torch has in each process.
+        nproc: how many processes train a run together.
+        device: what the runs are trained on.
+        watch: is told how far the runs are.
         on_end: is called after every run, before the next job is asked for.
         command: what the runs' `about.json` say that they were started with.
         keep_open: file descriptors that the processes hold as long as they live.
@@ -116,11 +112,11 @@ def run_together(
     jobs: Iterator[Job],
     worker: "Worker",
     *,
-    watch: Watch,
+    watch: "Watch",
     on_end: Callable[[Ended], None],
     command: Sequence[str] | None = None,
 ) -> None:
-    """Makes the runs one after the other in this process and those of the other ranks, which follow."""
+    """Make the runs one after the other in this process and those of the other ranks, which follow."""
     for job in jobs:
         event = worker.work(_order(job, command), partial(watch.told, job))
         watch.told(job, event)
@@ -144,7 +140,7 @@ def _order(job: Job, command: Sequence[str] | None) -> Json:
 
 
 class _Crew:
-    """The processes."""
+    """The processes that make runs."""
 
     def __init__(self, size: int, threads: int, nproc: int, device: str, keep_open: tuple[int, ...]) -> None:
         self.size, self.threads, self.nproc, self.device, self.keep_open = size, threads, nproc, device, keep_open
@@ -156,7 +152,7 @@ class _Crew:
         return any(hand.job is not None for hand in self.hands)
 
     def free(self) -> "_Hand | None":
-        """A process without work; a new one if there may be more of them."""
+        """Return a process without work, a new one if there may be more of them; None if all are at work."""
         there = [hand for hand in self.hands if not hand.gone]
         for hand in there:
             if hand.job is None:
@@ -169,7 +165,7 @@ class _Crew:
         return self.hands[-1]
 
     def dismiss(self) -> None:
-        """Has every process save its run and end."""
+        """Have every process save its run and end."""
         try:
             for hand in self.hands:
                 hand.close()
@@ -217,7 +213,7 @@ class _Hand:
             self.process.stdin.flush()
 
     def take(self, event: Json) -> Ended | None:
-        """Notes what the process tells; something if its run has ended."""
+        """Note what the process tells; return how its run ended, None if it goes on."""
         job, kind = self.job, event["kind"]
         assert job is not None
         if kind not in ("finished", "failed", "gone", "interrupted"):
@@ -267,7 +263,7 @@ def _launcher(nproc: int) -> list[str]:
 
 
 def _environment(threads: int, place: int, nproc: int) -> dict[str, str]:
-    """One share of the cores for each process; of several GPUs, each takes its turn."""
+    """Return an environment with a share of the cores; of several GPUs, each process takes its turn."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
     environment = {**os.environ, **dict.fromkeys(names, str(threads))}
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_LAUNCHERS)
@@ -284,7 +280,7 @@ def _gpus() -> int:
 
 
 def _note_failure(ended: Ended) -> None:
-    """Leaves in the run's folder why it failed. (With its configuration, which makes the folder a run.)"""
+    """Write why a run failed into its folder, with its configuration, which makes the folder a run."""
     folder = Folder(ended.job.folder)
     make_folder(folder.path)
     if not folder.is_run:

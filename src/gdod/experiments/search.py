@@ -17,7 +17,7 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of which one is chosen."""
+    """A list of values of which one is chosen."""
 
     values: tuple[Value, ...]
 
@@ -55,7 +55,7 @@ _NOT_SEARCHED = ("data", "seed", "stopping", "threads", "device", "task_weights"
 
 
 def declared(method: str) -> Space:
-    """The grid that the method's class declares, if it does."""
+    """Return the grid that the method's class declares; empty if it declares none."""
     from gdod._checks import check_choice
     from gdod.methods import METHODS
 
@@ -65,17 +65,17 @@ def declared(method: str) -> Space:
 
 
 def read_range(text: str) -> tuple[str, Range]:
-    """`optimizer.lr=1e-4..1e-2:log`"""
+    """Return the path and the range of a text such as `optimizer.lr=1e-4..1e-2:log`."""
     path, sign, ends = text.partition("=")
-    found = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*(\S+?)\s*(:log)?\s*", ends)
-    if not sign or found is None:
+    match = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*(\S+?)\s*(:log)?\s*", ends)
+    if not sign or match is None:
         raise InputError(f"--range {text!r}; expected e.g. --range optimizer.lr=1e-4..1e-2:log")
-    low, high = parse_value(found[1]), parse_value(found[2])
-    return path.strip(), _range(path, low, high, found[3] is not None)
+    low, high = parse_value(match[1]), parse_value(match[2])
+    return path.strip(), _range(path, low, high, match[3] is not None)
 
 
 def read_grid(text: str) -> tuple[str, Grid]:
-    """`method.options.c=[0.1, 0.3]`"""
+    """Return the path and the values of a text such as `method.options.c=[0.1, 0.3]`."""
     path, sign, values = text.partition("=")
     if not sign:
         raise InputError(f"--grid {text!r}; expected e.g. --grid batch=[128,256]")
@@ -83,7 +83,7 @@ def read_grid(text: str) -> tuple[str, Grid]:
 
 
 def read_space(given: object) -> Space:
-    """As a file has it: `{optimizer.lr: {low: 1e-4, high: 1e-2, log: true}, batch: [128, 256]}`."""
+    """Return the space as a file has it: `{optimizer.lr: {low: 1e-4, high: 1e-2, log: true}, batch: [128, 256]}`."""
     if not isinstance(given, Mapping):
         raise InputError(f"search={given!r}; expected settings with lists of values or with {{low, high, log}}")
     space: Space = {}
@@ -99,6 +99,7 @@ def read_space(given: object) -> Space:
 
 
 def check_space(space: Space) -> None:
+    """Raise for settings that a search must not change, such as the data and the seed."""
     for path in space:
         if not path or path.split(".")[0] in _NOT_SEARCHED or path.split(".")[-1] == "name":
             raise InputError(
@@ -126,5 +127,5 @@ def _grid(path: str, values: object) -> Grid:
     for value in values:
         if not isinstance(value, bool | int | float | str):
             raise InputError(f"the values of {path} hold {value!r}; expected numbers, words, or true and false")
-    found = tuple(parse_value(value) if isinstance(value, str) else value for value in values)
-    return Grid(tuple(dict.fromkeys(found)))
+    parsed = (parse_value(value) if isinstance(value, str) else value for value in values)
+    return Grid(tuple(dict.fromkeys(parsed)))

@@ -1,60 +1,59 @@
 """A comparison in short: a table for the terminal, and the same figures for scripts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gdod.report import Study
-from gdod.report.numbers import number, p_value, signed, with_spread
-from gdod.report.study import HIGHER, MAIN, Comparison
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from gdod.report.numbers import NOTHING, number, p_value, signed, with_spread
+from gdod.report.study import HIGHER, MAIN, Comparison, Study
+from gdod.report.tables import Cell, Column, TextTable
 
 
-def overview_table(study: Study) -> "Table":
-    """One line for each method, by model: mean and spread, difference from the baseline, rank, Δm, time.
+def overview_table(study: Study) -> TextTable:
+    """Return one row for each method, by model: mean and spread, difference from the baseline, rank, Δm, time.
 
     Narrow enough for 80 columns; the page and the Markdown say more.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     compared = study.compare(study.headline[0])[None]
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("method", overflow="fold")
     titles = [study.headline_title, f"− {study.baseline}", "p", "rank", *(["Δm %"] if any(gains) else []), "time"]
-    for title in titles:
-        shown.add_column(Text(title), justify="right", no_wrap=True)
+    rows: list[list[str]] = []
+    headings = []
     for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
         if len(study.models) > 1 and (place == 0 or study.settings[place - 1].model != setting.model):
-            shown.add_section()
-            shown.add_row(Text(setting.model, style="bold"))
-        gain, ratio = gains[place], times[place][1]
-        shown.add_row(
-            Text(setting.method),
-            with_spread(one.summary.mean, one.summary.sd),
-            difference(one),
-            p_value(one.p_holm),
-            number(ranks[place], 2),
-            *([signed(gain.mean, 2) if gain else "–"] if any(gains) else []),
-            "–" if ratio is None or setting.is_single_task else f"{ratio:.2f}×",
+            headings.append(len(rows))
+            rows.append([setting.model])
+        gain = gains[place]
+        rows.append(
+            [
+                setting.method,
+                with_spread(one.summary.mean, one.summary.sd),
+                difference(one),
+                p_value(one.p_holm),
+                number(ranks[place], 2),
+                *([signed(gain.mean, 2) if gain else NOTHING] if any(gains) else []),
+                NOTHING if setting.is_single_task else times_as_long(times[place][1]),
+            ]
         )
-    return shown
+    columns = [Column("method", numeric=False), *(Column(title, whole=True) for title in titles)]
+    return TextTable(columns, [[Cell(text) for text in row] for row in rows], sections=headings)
+
+
+def times_as_long(ratio: float | None) -> str:
+    """Return a ratio of times as text, such as "1.25×"."""
+    return NOTHING if ratio is None else f"{ratio:.2f}×"
 
 
 def difference(one: Comparison) -> str:
-    """From the baseline, with half the width of its interval."""
-    found = one.difference
-    if found is None:
-        return "–"
-    if found.low is None or found.high is None:
-        return signed(found.mean)
-    return f"{signed(found.mean)} ± {number((found.high - found.low) / 2)}"
+    """Return the difference from the baseline as text, with half the width of its interval."""
+    gain = one.difference
+    if gain is None:
+        return NOTHING
+    if gain.low is None or gain.high is None:
+        return signed(gain.mean)
+    return f"{signed(gain.mean)} ± {number((gain.high - gain.low) / 2)}"
 
 
 def caption(study: Study) -> str:
-    """What stands above the table."""
+    """Return what stands above the overview: the data, how many seeds, and what the columns are."""
     seeds = sorted({len(setting.finished) for setting in study.settings})
     many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     better = "higher" if HIGHER[study.headline[0]] else "lower"
@@ -65,7 +64,7 @@ def caption(study: Study) -> str:
 
 
 def figures(study: Study) -> list[dict[str, Any]]:
-    """The same for scripts, with the main metric of every task."""
+    """Return the figures of the overview for scripts, with the main metric of every task."""
     metric = study.headline[0]
     compared = study.compare(metric)[None]
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
@@ -73,10 +72,10 @@ def figures(study: Study) -> list[dict[str, Any]]:
     for name in dict.fromkeys(MAIN[kind] for _, kind in study.tasks if kind in MAIN):
         by_task |= study.compare(name, [task for task, kind in study.tasks if MAIN.get(kind) == name])
     kinds = dict(study.tasks)
-    found = []
+    listed = []
     for place, setting in enumerate(study.settings):
         gain, (time, ratio) = gains[place], times[place]
-        found.append(
+        listed.append(
             {
                 "model": setting.model,
                 "method": setting.method,
@@ -95,7 +94,7 @@ def figures(study: Study) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return listed
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:

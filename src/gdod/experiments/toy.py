@@ -21,7 +21,7 @@ _DEPTH = 5e-6  # of the valleys, whose logarithm has no bottom
 
 
 def losses(place: Tensor) -> Tensor:
-    """Both losses [..., 2] at places [..., 2]."""
+    """Return both losses [..., 2] at places [..., 2]."""
     x, y = place.unbind(-1)
     valley_1 = (0.5 * (-x - 7) - torch.tanh(-y)).abs().clamp(min=_DEPTH).log() + 6
     valley_2 = (0.5 * (-x + 3) + torch.tanh(-y) + 2).abs().clamp(min=_DEPTH).log() + 6
@@ -34,7 +34,7 @@ def losses(place: Tensor) -> Tensor:
 def paths(
     methods: Sequence[Method], starts: Sequence[Sequence[float]], *, steps: int = 6000, lr: float = 0.02
 ) -> Tensor:
-    """The places [steps + 1, methods, 2] that Adam goes through from a start with each method's updates."""
+    """Return the places [steps + 1, methods, 2] that Adam goes through from a start with each method's updates."""
     if len(methods) != len(starts) or any(len(start) != 2 for start in starts):
         raise InputError(f"{len(methods)} methods and starts={starts!r}; expected two numbers for each method")
     place = torch.tensor(starts, dtype=torch.float64, requires_grad=True)  # [P, 2]

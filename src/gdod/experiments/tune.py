@@ -1,4 +1,4 @@
-"""A search for good settings of one model and one method. Only the validation part is looked at.
+"""Search for good settings of one model and one method. Only the validation part is looked at.
 
 Every trial is one run for each seed, in a folder of its own. What optuna knows is in a journal beside them,
 so a search that was interrupted goes on where it was, and finished trials are not repeated.
@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gdod._files import make_folder, read_json, write, write_json
+from gdod._files import make_folder, read_json, write_json, write_text
 from gdod.errors import InputError
-from gdod.experiments.compare import check_place, check_tasks, continued, prepare_data, share_cores, with_threads
+from gdod.experiments.compare import (
+    check_place,
+    check_same,
+    check_tasks,
+    continued,
+    prepare_data,
+    share_cores,
+    with_threads,
+)
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
-from gdod.experiments.search import Grid, Space, check_space, declared, read_space
-from gdod.experiments.watch import Silent
+from gdod.experiments.search import Grid, Range, Space, check_space, declared, read_space
+from gdod.experiments.watch import Watch
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
-from gdod.training.preflight import absolute_paths, check, differences
+from gdod.training.preflight import absolute_paths, check
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
 
@@ -38,7 +46,7 @@ TRIALS = 20
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: the settings that stay, and where to look for the others."""
+    """What to search: the settings that stay, and where to look for the others."""
 
     settings: Settings
     space: Space
@@ -47,8 +55,9 @@ class Search:
     wanted: int | None = None
     """How many trials were asked for; a grid has no more than its points."""
 
-    def config(self, found: Mapping[str, Any], seed: int) -> TrainConfig:
-        return absolute_paths(check_config(merged(self.settings, nested({**found, "seed": seed}))))
+    def config(self, point: Mapping[str, Any], seed: int) -> TrainConfig:
+        """Return the configuration at a point of the space."""
+        return absolute_paths(check_config(merged(self.settings, nested({**point, "seed": seed}))))
 
     @property
     def first_point(self) -> dict[str, Any]:
@@ -63,12 +72,12 @@ class Search:
         return all(isinstance(one, Grid) for one in self.space.values())
 
     def points(self) -> list[dict[str, Any]]:
-        """Every point of the grid."""
+        """Return every point of the grid."""
         values = [one.values for one in self.space.values() if isinstance(one, Grid)]
         return [dict(zip(self.space, point, strict=True)) for point in product(*values)]
 
     def to_json(self) -> Settings:
-        """What `tuning.json` says; the same for the same search with more trials."""
+        """Return the content of `tuning.json`, the same for the same search with more trials."""
         settings = self.first_config.model_dump(mode="json")
         for path in ("seed", "threads", *self.space):
             *outer, last = path.split(".")
@@ -82,11 +91,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Best:
-    """What was found."""
+    """The best trial of a search."""
 
     folder: Path
     value: float
-    found: dict[str, Any]
+    settings: dict[str, Any]
+    """The settings that were searched, by their paths."""
     trial: int
     trials: int
     failed: dict[str, str] = field(default_factory=dict)
@@ -99,10 +109,10 @@ class Best:
 def read_search(
     file: Path | None = None,
     options: Mapping[str, Any] | None = None,
-    space: Space | None = None,
+    space: Mapping[str, Grid | Range] | None = None,
     trials: int | None = None,
 ) -> Search:
-    """The search that a YAML or TOML file describes, with options over it.
+    """Return the search that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `search`, `trials` and `seeds` (a list, or how
     many). Without ``space`` and `search`, the grid is searched that the method declares.
@@ -110,7 +120,7 @@ def read_search(
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     settings = merged(settings, nested(options or {}))
     settings = {"tensorboard": False, **settings}
-    spaces = read_space(settings.pop("search", {})) | (space or {})
+    spaces = read_space(settings.pop("search", {})) | dict(space or {})
     wanted = settings.pop("trials", None) if trials is None else trials
     seeds = read_seeds(settings, 1)
     for what, default in (("model", "shared-bottom"), ("method", None)):
@@ -140,11 +150,11 @@ def tune(
     out: str | Path,
     *,
     processes: int | None = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] | None = None,
 ) -> Best:
-    """Makes the trials that are not finished yet and writes `best.yaml`. Arguments as for `compare`."""
-    folder, watch = Path(out), watch or Silent()
+    """Make the trials that are not finished yet, write `best.yaml`, and return it. Arguments as for `compare`."""
+    folder, watch = Path(out), watch or Watch()
     check_place(folder, "tuning.json", "trials")
     _check_same(search, folder)
     make_folder(folder / "trials")
@@ -172,7 +182,7 @@ def tune(
 
 
 class _Trials:
-    """Optuna's trials as runs."""
+    """The trials of a search: what optuna asks for as runs, and their results for optuna."""
 
     def __init__(self, search: Search, folder: Path, processes: int | None) -> None:
         self.search, self.folder = search, folder
@@ -180,7 +190,7 @@ class _Trials:
         threads = search.first_config.threads
         self.processes, self.threads = share_cores(processes, search.trials * len(search.seeds), threads)
         self.results: dict[int, dict[int, float]] = {}
-        """By trial and seed."""
+        """The value on validation, by trial and seed."""
         self.failed: dict[str, str] = {}
 
     @property
@@ -194,7 +204,7 @@ class _Trials:
         return complete * len(self.search.seeds) + sum(self._place(*one).is_finished for one in going)
 
     def jobs(self) -> Iterator[Job]:
-        """First those of trials that were begun before, then new ones, until there are enough."""
+        """Yield the runs of trials that were begun before, then those of new ones, until there are enough."""
         for number in self._states("RUNNING"):
             yield from self._jobs(number)
         spaces = {name: one.distribution() for name, one in self.search.space.items()}
@@ -221,10 +231,10 @@ class _Trials:
         return {name.split("/")[0] for name in self.failed}
 
     def _jobs(self, number: int) -> Iterator[Job]:
-        found = self.study.trials[number].params
+        point = self.study.trials[number].params
         for seed in self.search.seeds:
             place = self._place(number, seed)
-            config = continued(self.search.config(found, seed), place)
+            config = continued(self.search.config(point, seed), place)
             job = Job(f"{number}/seed{seed}", place.path, with_threads(config, self.threads), test=False)
             if place.is_finished:
                 self.ended(Ended(job, read_json(place.result, "the result of a run")))
@@ -232,7 +242,7 @@ class _Trials:
                 yield job
 
     def ended(self, ended: Ended) -> None:
-        """Tells optuna, once all seeds of the trial have ended."""
+        """Tell optuna the value of a trial, once all its seeds have ended."""
         number = int(ended.job.name.split("/")[0])
         values = self.results.setdefault(number, {})
         value = None if ended.result is None else self._value(ended)
@@ -278,7 +288,7 @@ def _study(folder: Path, search: Search) -> "Optuna":
 
 
 def _check_ends(search: Search) -> None:
-    """All that can be known before: names, options, and the ends of every range."""
+    """Raise what can be known before any run: wrong names and options, at the ends of every range."""
     first = search.first_point
     for name, one in search.space.items():
         for value in one.values if isinstance(one, Grid) else (one.low, one.high):
@@ -290,11 +300,7 @@ def _check_same(search: Search, folder: Path) -> None:
     if not path.exists():
         return
     before, now = read_json(path, "what a search was asked for"), search.to_json()
-    if found := differences({name: before.get(name) for name in now}, now):
-        raise InputError(
-            f"the search in {folder} was made with other settings: {'; '.join(found)}. Give the settings it has, "
-            "or choose another folder with --out"
-        )
+    check_same(f"search in {folder}", {name: before.get(name) for name in now}, now)
 
 
 def _describe(search: Search, folder: Path, fingerprint: str) -> None:
@@ -311,16 +317,16 @@ def _written(search: Search, folder: Path, trials: _Trials) -> Best:
         reason = next(iter(trials.failed.values()), "there are none")
         raise InputError(f"no trial in {folder} has finished: {reason}")
     best = trials.study.best_trial
-    found = {name: best.params[name] for name in search.space}
+    settings = {name: best.params[name] for name in search.space}
     assert best.value is not None
-    outcome = Best(folder, best.value, found, best.number, len(complete), trials.failed)
-    write(outcome.file, lambda file: file.write(_as_yaml(search, outcome).encode()))
+    outcome = Best(folder, best.value, settings, best.number, len(complete), trials.failed)
+    write_text(outcome.file, _as_yaml(search, outcome))
     return outcome
 
 
 def _as_yaml(search: Search, best: Best) -> str:
-    """Settings for `gdod train` and for `gdod compare --tuned`: what was found, and the model and method it is for."""
+    """Return the best settings for `gdod train` and `gdod compare --tuned`, with the model and method they are for."""
     spec: dict[str, Spec] = {what: read_spec(search.settings[what], what) for what in ("model", "method")}
-    settings = merged({what: one.to_json() for what, one in spec.items()}, nested(best.found))
+    settings = merged({what: one.to_json() for what, one in spec.items()}, nested(best.settings))
     head = f"# The best of {best.trials} trials on validation: {best.value:.6g} (trial {best.trial}).\n"
     return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

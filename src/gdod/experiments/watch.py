@@ -1,78 +1,56 @@
 """What a person sees while many runs go on: bars in a terminal, a line for each run anywhere else, or nothing."""
 
 import time
-from collections.abc import Collection
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from gdod.experiments.pool import Ended, Job
 from gdod.report.numbers import duration
+from gdod.training.progress import Display
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
+
+    from gdod.experiments.pool import Ended, Job
 
 Json = dict[str, Any]
 
 
-class Silent:
-    """Says nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+class Watch(Display):
+    """Is told how far many runs are, and shows nothing. What follows runs in another way derives from it."""
 
     def begin(self, runs: int, finished: int) -> None:
-        """``runs`` in all, of which some were finished before."""
+        """There are ``runs`` in all, of which some were finished before."""
 
-    def told(self, job: Job, event: Json) -> None: ...
+    def told(self, job: "Job", event: Json) -> None:
+        """A process told something of a run: `worker.Told` has the kinds of events."""
 
-    def ended(self, ended: Ended) -> None: ...
+    def ended(self, ended: "Ended") -> None:
+        """A run has finished or failed."""
 
-    def say(self, text: str) -> None: ...
 
-
-class Shown(Silent):
+class ShownRuns(Watch):
     """A bar for all runs, with the time that remains, and one for each run that is going on."""
 
     def __init__(self, console: "Console") -> None:
-        self.console = console
-        self.bars: Progress | None = None
+        super().__init__(console)
         self.whole: TaskID | None = None
         self.rows: dict[str, TaskID] = {}
         self.texts: dict[str, dict[str, str]] = {}
         self.amounts = Amounts(0, 0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bars is not None:
-            self.bars.stop()
-            self.bars = None
-
     def begin(self, runs: int, finished: int) -> None:
         self.amounts = Amounts(runs, finished)
         if finished:
             self.say(f"{finished} of {runs} runs are finished already")
-        if not self.console.is_terminal or finished == runs:
+        if not self.in_terminal or finished == runs:
             return
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),  # names of runs may have brackets
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-            console=self.console,
-            transient=True,
-        )
-        self.whole = self.bars.add_task("all runs", total=runs, completed=finished, text=f"{finished}/{runs}")
-        self.bars.start()
+        name, text = (TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[text]"))
+        columns = (name, BarColumn(bar_width=20), TaskProgressColumn(), text)
+        self.whole = self.open_bars(columns, "all runs", runs, finished, f"{finished}/{runs}", transient=True)
 
-    def told(self, job: Job, event: Json) -> None:
+    def told(self, job: "Job", event: Json) -> None:
         name, kind = job.name, event["kind"]
         self.amounts.told(name, event)
         texts = self.texts.setdefault(name, {})
@@ -92,7 +70,7 @@ class Shown(Silent):
         )
         self._update_whole()
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: "Ended") -> None:
         self.amounts.ended(ended.job.name)
         if self.bars is not None and ended.job.name in self.rows:
             self.bars.remove_task(self.rows.pop(ended.job.name))
@@ -101,9 +79,6 @@ class Shown(Silent):
         left = self.amounts.left()
         rest = f", {duration(left)} left" if self.bars is None and left else ""
         self.say(f"{count} {ended.job.name}: {_outcome(ended)}{rest}")
-
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _update_whole(self) -> None:
         if self.bars is not None and self.whole is not None:
@@ -114,19 +89,19 @@ class Shown(Silent):
 
 
 class Amounts:
-    """How much is done, and how long the rest takes."""
+    """How much of many runs is done, and how long the rest takes."""
 
     def __init__(self, runs: int, finished: int) -> None:
         self.runs, self.finished = runs, finished
         self.before: float = finished
-        """What was done when it began, in runs."""
+        """How many runs were done when it began, with parts of those that went on."""
         self.steps: dict[str, int] = {}
         self.now: dict[str, int] = {}
         self.began: float | None = None
 
     @property
     def done(self) -> float:
-        """In runs, with parts of those that are going on."""
+        """How many runs are done, with parts of those that are going on."""
         return self.finished + sum(self._share(name) for name in self.now)
 
     def told(self, name: str, event: Json) -> None:
@@ -142,7 +117,7 @@ class Amounts:
         self.now.pop(name, None)
 
     def left(self) -> float | None:
-        """Seconds, once enough is done to tell."""
+        """Return the seconds that remain, once enough is done to tell."""
         worked = self.done - self.before
         if self.began is None or worked < 0.05:
             return None
@@ -152,7 +127,7 @@ class Amounts:
         return self.now[name] / self.steps[name] if self.steps.get(name) else 0.0
 
 
-def _outcome(ended: Ended) -> str:
+def _outcome(ended: "Ended") -> str:
     if ended.result is None:
         return f"failed: {ended.message}"
     metrics = ended.result["test"] or ended.result["validation"]
@@ -160,9 +135,3 @@ def _outcome(ended: Ended) -> str:
     auc = metrics and metrics["mean_auc"]
     shown = "" if auc is None else f"mean AUC {auc:.4f} on {part}, "
     return f"{shown}{duration(ended.result['seconds'])} of training"
-
-
-def unfinished(names: Collection[str]) -> str:
-    """A few names, and how many more."""
-    first = ", ".join(list(names)[:3])
-    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"

@@ -1,4 +1,4 @@
-"""One process among several: takes runs from its standard input, trains them, and tells how far it is.
+"""One process among several, which takes runs from its standard input, trains them, and tells how far it is.
 
 `gdod.experiments.pool` starts it as `python -m gdod.experiments.worker`. Every line in either direction is
 one JSON object. When the standard input ends, because the other side closed it or was killed, the run
@@ -25,8 +25,8 @@ from gdod.errors import InputError
 
 if TYPE_CHECKING:
     from gdod.data import Dataset, Minibatch
+    from gdod.ranks import Ranks
     from gdod.training import Folder, TrainConfig
-    from gdod.training.ranks import Ranks
 
 Json = dict[str, Any]
 Tell = Callable[[Json], None]
@@ -70,19 +70,19 @@ class Worker:
     def __init__(self, ranks: "Ranks") -> None:
         self.ranks = ranks
         self.data: tuple[str, Dataset] | None = None
-        """The data of the last run: that of the next is the same as a rule."""
+        """The data of the last run, which is that of the next as a rule, and what it was asked for by."""
 
     def work(self, order: Json, tell: Tell) -> Json:
-        """On rank 0: has all ranks make a run; how it ended."""
+        """Have all ranks make a run, and return how it ended. For rank 0."""
         return self._made(self.ranks.first(lambda: order, wait=True), tell)
 
     def follow(self) -> None:
-        """On other ranks: makes the runs that rank 0 does, until it is over."""
+        """Make the runs that rank 0 does, until it dismisses. For the other ranks."""
         while (order := self.ranks.first(lambda: None, wait=True)) is not None:
             self._made(order, lambda event: None)
 
     def dismiss(self) -> None:
-        """On rank 0: it is over."""
+        """Tell the other ranks that there are no more runs. For rank 0."""
         self.ranks.first(lambda: None, wait=True)
 
     def _made(self, order: Json, tell: Tell) -> Json:
@@ -129,14 +129,14 @@ class Worker:
 
 
 def _clear(folder: "Folder") -> None:
-    """Takes away what a run left that failed, or was killed before it had begun."""
+    """Remove what a run left that failed, or was killed before it had begun."""
     if not folder.is_run:
         rmtree(folder.path, ignore_errors=True)
     (folder.path / "error.json").unlink(missing_ok=True)
 
 
 class Nothing:
-    """A part without examples: what may not be looked at is not there."""
+    """A part of the data without examples: what may not be looked at is not there."""
 
     def __len__(self) -> int:
         return 0
@@ -151,7 +151,7 @@ class Nothing:
 
 
 class Told:
-    """Progress of a run, told to the other side."""
+    """A `Progress` that sends an event for each call to the other side."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -171,8 +171,8 @@ class Told:
 
 
 def main(device: str) -> None:
-    """``device``: of all runs; it decides how ranks talk to each other."""
-    from gdod.training.processes import LAUNCHER, joined, surroundings
+    """Take runs until there are no more. ``device``: that of all runs; it decides how ranks talk to each other."""
+    from gdod.ranks.processes import LAUNCHER, joined, surroundings
 
     # Whatever a library prints must not come between the lines.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -7,9 +7,9 @@ from typing import Any
 from gdod._checks import check_choice
 from gdod.errors import InputError
 from gdod.methods import decompositions
-from gdod.methods.base import LossMethod, Method, PenaltyMethod, TaskMethod, Weights
+from gdod.methods.base import LossMethod, Method, OwnUpdate, PenaltyMethod, TaskMethod, Weights
 from gdod.methods.cagrad import CAGrad
-from gdod.methods.gdod import GDOD, Decomposition, WeightedGDOD
+from gdod.methods.gdod import GDOD, GradientParts, WeightedGDOD
 from gdod.methods.gradnorm import GradNorm
 from gdod.methods.gradreg import GradReg
 from gdod.methods.gram import Gram
@@ -60,12 +60,13 @@ __all__ = [
     "METHODS",
     "MGDA",
     "CAGrad",
-    "Decomposition",
     "GradNorm",
     "GradReg",
+    "GradientParts",
     "Gram",
     "LossMethod",
     "Method",
+    "OwnUpdate",
     "PCGrad",
     "PenaltyMethod",
     "Sum",

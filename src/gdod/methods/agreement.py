@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def sign(projections: Tensor) -> Tensor:
-    """The paper's definition: kept where no two tasks point against each other."""
+    """Return 1 where no two tasks point against each other (the paper's definition), and 0 elsewhere."""
     low, high = torch.aminmax(projections, dim=1, keepdim=True)
     return (low * high >= 0).to(projections).expand_as(projections)
 
 
 def product(projections: Tensor) -> Tensor:
-    """Algorithm 1, line 4, as printed: kept where the product of the projections is not negative.
+    """Return 1 where the product of the projections is not negative (Algorithm 1, line 4, as printed).
 
     For an odd number of tasks the product changes its sign with the basis vector, whose sign is
     arbitrary. Each vector is therefore turned first so that the projections' sum is not negative.
@@ -28,7 +28,7 @@ def product(projections: Tensor) -> Tensor:
 
 
 def majority(projections: Tensor) -> Tensor:
-    """Weighted-GDOD: with a positive and b negative projections, the larger side gets |a - b| / K."""
+    """Return |a - b| / K for the larger of a positive and b negative projections, and 0 for the others."""
     positive, negative = projections > 0, projections < 0
     lead = (positive.sum(1) - negative.sum(1)).unsqueeze(1)  # a - b
     winning = torch.where(lead > 0, positive, negative)
@@ -36,7 +36,7 @@ def majority(projections: Tensor) -> Tensor:
 
 
 def soft(projections: Tensor) -> Tensor:
-    """Scale all projections on a vector by |Σ p| / Σ |p|: 1 where all agree, 0 where they cancel.
+    """Return |Σ p| / Σ |p| for all projections on a vector: 1 where all agree, 0 where they cancel.
 
     Not in the paper. Of the changes to GDOD that we studied it lost least (docs/when-it-helps.md).
     """

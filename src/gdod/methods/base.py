@@ -2,77 +2,113 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gdod.errors import InputError
-from gdod.methods.gram import Gram, RandomRows
+from gdod.methods.gram import Gradients, Gram
+
+
+@dataclass(frozen=True)
+class OwnUpdate:
+    """An update that a method makes itself, in place of the weighted sum of the rows.
+
+    It need not lie in the rows' span. This one adds weight decay of the shared parameters to the plain sum:
+
+        def weigh(self, gram):
+            ones = gram.averages.sum(0)
+            decayed = lambda weights: [(p, g + 0.01 * p) for p, g in gram.combine(weights)]
+            return gdod.Weights(ones, update=gdod.OwnUpdate(ones, decayed))
+    """
+
+    coefficients: Tensor
+    """What the update is made from [r], float64. Several processes all use the first one's."""
+    gradients: Callable[[Tensor], Gradients]
+    """From coefficients to the gradients of shared parameters; every process calls it, and must find the same."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The update is the sum of the rows, each times its weight."""
+    """What a method makes of rows: the update is their sum, each times its weight."""
 
     rows: Tensor  # [N]
     heads: Tensor | None = None  # a factor for the gradient of each task's own parameters; None: 1 [K]
     precise_enough: bool = True  # False: the Gram matrix was too inexact to tell
-    random_rows: tuple[RandomRows, Tensor] | None = None  # in place of rows: vectors drawn, their weights
+    update: OwnUpdate | None = None  # in place of the weighted sum of the rows
     projections: Tensor | None = None  # of the task gradients on the basis vectors, if there is a basis [r, K]
     factors: Tensor | None = None  # how much of each was kept [r, K]
     all_kept: bool = False
 
     @property
     def rank(self) -> int | None:
-        """How many basis vectors were used."""
+        """The number of basis vectors that were used; None without a basis."""
         return None if self.projections is None else self.projections.shape[0]
 
     @property
     def directions_kept(self) -> float:
-        """Share of the basis vectors that anything was kept of; nan without a basis."""
+        """The share of the basis vectors that anything was kept of; nan without a basis."""
         if self.factors is None or self.factors.shape[0] == 0:
             return 1.0 if self.all_kept or self.factors is not None else math.nan
         return float((self.factors > 0).any(1).double().mean())
 
     @property
     def energy_kept(self) -> float:
-        """Share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
+        """The share of the task gradients' squared lengths that was kept; nan where that has no meaning."""
         if self.projections is None or self.factors is None:
             return 1.0 if self.all_kept else math.nan
         total = float(self.projections.square().sum())
         return float((self.factors * self.projections).square().sum()) / total if total > 0 else 1.0
 
+    def packed(self) -> Tensor:
+        """Return all that decides the update as one vector, for other processes to use."""
+        coefficients = None if self.update is None else self.update.coefficients
+        parts = [self.rows.new_tensor([float(self.precise_enough)]), self.rows, self.heads, coefficients]
+        return torch.cat([part.double() for part in parts if part is not None])
+
+    def unpacked(self, values: Tensor) -> "Weights":
+        """Return the same weights with what another process has `packed`."""
+        heads = 0 if self.heads is None else len(self.heads)
+        flag, rows, own, coefficients = values.tensor_split((1, 1 + len(self.rows), 1 + len(self.rows) + heads))
+        return replace(
+            self,
+            rows=rows,
+            heads=None if self.heads is None else own,
+            update=None if self.update is None else replace(self.update, coefficients=coefficients),
+            precise_enough=bool(flag),
+        )
+
 
 class Method(ABC):
-    """Combines task gradients into one update of the shared parameters."""
+    """A way to combine task gradients into one update of the shared parameters."""
 
     groups: int | None = 1
-    """Into how many groups a batch is cut; None: one for each example."""
+    """The number of groups into which a batch is cut; None: one for each example."""
 
     accepts_float32_gram: bool = False
     """Whether `weigh` may be given a rounded Gram matrix first, and say that it wants an exact one."""
 
     lengths_at: Literal["everywhere", "last-shared-layer"] | tuple[Tensor, ...] = "everywhere"
-    """Over which shared parameters `Gram.norm_gram` is taken."""
+    """The shared parameters over which `Gram.norm_gram` is taken."""
 
     @abstractmethod
     def weigh(self, gram: Gram) -> Weights:
-        """The rows' weights."""
+        """Return the weight of each row."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the method remembers from step to step: tensors and numbers."""
+        """Return what the method remembers from step to step: tensors and numbers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was taken."""
+        """Go on where `state_dict` was taken."""
         if state:
             raise InputError(f"{self!r} remembers nothing, but the state holds {', '.join(map(repr, state))}")
 
     def from_gram(self, gram: Tensor, *, tasks: int, averages: Tensor | None = None) -> Weights:
-        """Row weights from a Gram matrix [N, N] of rows ordered group by group (row g * tasks + i).
+        """Return row weights from a Gram matrix [N, N] of rows ordered group by group (row g * tasks + i).
 
         ``averages`` [tasks, N] says how rows average to task gradients; by default all groups count
         the same.
@@ -80,11 +116,12 @@ class Method(ABC):
         return self.weigh(_checked(gram, tasks, averages))
 
     def from_rows(self, rows: Tensor, *, averages: Tensor | None = None) -> Tensor:
-        """The update [D] from rows [groups, tasks, D]."""
+        """Return the update [D] from rows [groups, tasks, D]."""
         gram, flat = gram_of_rows(rows, averages)
         weights = self.weigh(gram)
-        update = weights.rows @ flat
-        return update.to(rows.dtype)
+        if weights.update is not None:
+            raise InputError(f"{self!r} makes an update of its own, of a model's parameters; use gdod.backward")
+        return (weights.rows @ flat).to(rows.dtype)
 
 
 class TaskMethod(Method):
@@ -94,7 +131,7 @@ class TaskMethod(Method):
 
     @abstractmethod
     def weigh_tasks(self, gram: Tensor) -> Tensor:
-        """A weight for each task gradient [K], from their inner products [K, K], float64."""
+        """Return a weight for each task gradient [K], from their inner products [K, K], float64."""
 
     def weigh(self, gram: Gram) -> Weights:
         return Weights(self.weigh_tasks(gram.of_tasks) @ gram.averages)
@@ -107,7 +144,7 @@ class PenaltyMethod(Method):
 
     @abstractmethod
     def penalty(self, gram: Tensor) -> Tensor:
-        """A number to add to the sum of the losses, from the task gradients' inner products [K, K].
+        """Return a number to add to the sum of the losses, from the task gradients' inner products [K, K].
 
         Both carry a graph: `gdod.backward` differentiates through the gradients (second order).
         """
@@ -124,7 +161,7 @@ class LossMethod(Method):
 
     @abstractmethod
     def weigh_losses(self, losses: Tensor) -> Tensor:
-        """A factor for each task's loss [K], from the mean losses [K], float64; nan for a task without labels."""
+        """Return a factor for each task's loss [K], from the mean losses [K], float64; nan without labels."""
 
     def weigh(self, gram: Gram) -> Weights:
         if gram.losses is None:
@@ -134,7 +171,7 @@ class LossMethod(Method):
 
 
 def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Tensor]:
-    """The Gram matrix of rows [groups, tasks, D], and the rows as a float64 matrix."""
+    """Return the Gram matrix of rows [groups, tasks, D], and the rows as a float64 matrix."""
     if not isinstance(rows, Tensor):
         raise InputError(f"rows is a {type(rows).__name__}; expected a tensor [groups, tasks, parameters]")
     if rows.dim() != 3 or not rows.is_floating_point():
@@ -151,7 +188,7 @@ def gram_of_rows(rows: Tensor, averages: Tensor | None = None) -> tuple[Gram, Te
 
 
 def mean_over_groups(groups: int, tasks: int) -> Tensor:
-    """C [K, N] for groups of equal size."""
+    """Return C [K, N] for groups of equal size."""
     return torch.eye(tasks, dtype=torch.float64).repeat(1, groups) / max(groups, 1)
 
 

@@ -27,7 +27,7 @@ class Spectrum:
 
 
 def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> Spectrum:
-    """Eigenpairs above ``tolerance`` times the largest eigenvalue, at most ``rank`` of them."""
+    """Return the eigenpairs above ``tolerance`` times the largest eigenvalue, at most ``rank`` of them."""
     values, vectors = torch.linalg.eigh(gram)
     numbers: list[float] = values.tolist()
     outside = bisect_right(numbers, tolerance * max(numbers[-1], 0.0))
@@ -39,13 +39,13 @@ def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> S
 
 
 def svd(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:
-    """Right singular vectors of M, largest singular value first: A = Λ^(-1/2) Uᵀ."""
-    found = spectrum(gram, rank, tolerance)
-    return (found.vectors / found.values.sqrt()).T.flip(0)
+    """Return the right singular vectors of M, largest singular value first: A = Λ^(-1/2) Uᵀ."""
+    inside = spectrum(gram, rank, tolerance)
+    return (inside.vectors / inside.values.sqrt()).T.flip(0)
 
 
 def qr(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:
-    """Gram-Schmidt on the rows, always the one next whose remainder is longest (pivoted QR).
+    """Return the basis of Gram-Schmidt on the rows, always the one next whose remainder is longest (pivoted QR).
 
     Without pivoting the basis would depend on the order of tasks, and a row that depends on earlier
     ones would have to be noticed at any place. In Gram space this is the pivoted Cholesky factor.
@@ -78,7 +78,7 @@ def randomized(
     tolerance: float = 1e-15,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A random sketch of the row space, orthonormalised, then an SVD inside it (Halko et al. 2011).
+    """Return the basis of a random sketch of the row space, orthonormalised, then an SVD inside it (Halko et al. 2011).
 
     With ``rank=None`` the sketch is as large as the row space, and the basis that of `svd`.
     """

@@ -16,6 +16,7 @@ from gdod.methods.base import Method, Weights, gram_of_rows
 from gdod.methods.decompositions import DECOMPOSITIONS
 from gdod.methods.generator import generator_of
 from gdod.methods.gram import ZERO, Gram
+from gdod.methods.random_basis import random_basis, weigh_on_random_basis
 
 # How far rounding in the Gram matrix may move the update by the estimate below, relative to it and to
 # the plain sum, before the matrix is asked for again in float64. The estimate is two to ten times the
@@ -25,8 +26,8 @@ _DRIFT_OF_SUM = 1e-6
 
 
 @dataclass(frozen=True)
-class Decomposition:
-    """Task gradients on a basis of the rows' span."""
+class GradientParts:
+    """The parts of the task gradients that are kept and that conflict, on a basis of the rows' span."""
 
     basis: Tensor  # B, orthonormal rows [r, D]
     projections: Tensor  # of each task on each basis vector [r, K]
@@ -35,11 +36,12 @@ class Decomposition:
 
     @property
     def update(self) -> Tensor:
+        """The sum of the kept parts. [D]"""
         return self.kept.sum(0)
 
 
 class _OnBasis(Method):
-    """Decompose all task gradients on a basis of their rows' span, scale the projections, add up."""
+    """A method that takes task gradients apart on a basis of their rows' span, scales projections and adds up."""
 
     accepts_float32_gram = True
 
@@ -62,12 +64,12 @@ class _OnBasis(Method):
             return self._weigh_svd(gram)
         if gram.error > 1e-12:  # the other bases have no estimate of what rounding did
             return Weights(gram.averages.sum(0), precise_enough=False)
-        return (
-            self._weigh_random(gram) if self.decomposition == "random" else self._weigh_basis(gram, self._basis(gram))
-        )
+        if self.decomposition == "random":
+            return weigh_on_random_basis(gram, self.rank, self.generator, self.scale)
+        return self._weigh_basis(gram, self._basis(gram))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the random decompositions are in their random numbers; nothing for the others."""
+        """Return where the random decompositions are in their random numbers; nothing for the others."""
         return {"generator": self.generator.get_state()} if self.decomposition.startswith("random") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -79,20 +81,18 @@ class _OnBasis(Method):
         if state:
             self.generator.set_state(state["generator"])
 
-    def decompose(self, rows: Tensor, *, averages: Tensor | None = None) -> Decomposition:
-        """Kept and conflicting part of each task gradient, from rows [groups, tasks, D]."""
+    def decompose(self, rows: Tensor, *, averages: Tensor | None = None) -> GradientParts:
+        """Return the kept and the conflicting part of each task gradient, from rows [groups, tasks, D]."""
         gram, flat = gram_of_rows(rows, averages)
         if self.decomposition == "random":
-            rank = min(self.rank or len(flat), flat.shape[1])
-            drawn = torch.randn(rank, flat.shape[1], dtype=torch.float64, generator=self.generator)
-            basis = torch.linalg.qr(drawn.T).Q.T
+            basis = random_basis(self.rank or len(flat), flat.shape[1], self.generator)
         else:
             basis = self._basis(gram) @ flat
         projections = basis @ (gram.averages @ flat).T  # [r, K]
-        factors = self.scale(_rounded(projections, gram))
+        factors = self.scale(gram.rounded(projections))
         kept = (factors * projections).T @ basis
         conflict = ((1 - factors) * projections).T @ basis
-        return Decomposition(basis, projections, kept, conflict)
+        return GradientParts(basis, projections, kept, conflict)
 
     def from_rows(self, rows: Tensor, *, averages: Tensor | None = None) -> Tensor:
         if self.decomposition == "random":
@@ -100,7 +100,7 @@ class _OnBasis(Method):
         return super().from_rows(rows, averages=averages)
 
     def _basis(self, gram: Gram) -> Tensor:
-        """A [r, N]"""
+        """Return the basis as combinations of rows, A. [r, N]"""
         if self.decomposition == "qr":
             return decompositions.qr(gram.matrix, self.rank, gram.tolerance)
         if self.decomposition == "randomized":
@@ -109,48 +109,32 @@ class _OnBasis(Method):
 
     def _weigh_basis(self, gram: Gram, basis: Tensor) -> Weights:
         projections = basis @ gram.with_tasks  # p_i = A G c_i [r, K]
-        factors = self.scale(_rounded(projections, gram))
+        factors = self.scale(gram.rounded(projections))
         rows = ((factors * projections).sum(1)) @ basis
         return Weights(rows, projections=projections, factors=factors)
 
-    def _weigh_random(self, gram: Gram) -> Weights:
-        """Basis vectors drawn from the whole space: the update is a combination of those vectors."""
-        if gram.random_rows is None:
-            raise InputError(
-                "decomposition='random' draws vectors outside the rows' span, which a Gram matrix cannot tell; "
-                "use from_rows or gdod.backward"
-            )
-        source = gram.random_rows()
-        with_tasks, among = source.draw(self.rank or len(gram.matrix), self.generator)  # Z gᵢ [r, K], Z Zᵀ [r, r]
-        factor = torch.linalg.cholesky(among)
-        projections = torch.linalg.solve_triangular(factor, with_tasks, upper=False)
-        factors = self.scale(_rounded(projections, gram))
-        along = (factors * projections).sum(1, keepdim=True)
-        weights = torch.linalg.solve_triangular(factor.T, along, upper=True).squeeze(1)
-        nothing = torch.zeros_like(gram.averages[0])
-        return Weights(nothing, random_rows=(source, weights), projections=projections, factors=factors)
-
     def _weigh_svd(self, gram: Gram) -> Weights:
-        """For the SVD the singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
-        on = on_spectrum(gram, self.rank)
-        factors = self.scale(on.rounded)
-        kept = (factors * on.along).sum(1)
-        exact = gram.error <= 1e-12 or on.found.values.numel() == 0
-        if not exact and not self._is_precise_enough(gram, on.found, on.along, factors, kept):
+        """Return weights on the basis of the SVD. Singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
+        spectrum = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
+        along, projections, rounded = _on_spectrum(gram, spectrum)
+        factors = self.scale(rounded)
+        kept = (factors * along).sum(1)
+        exact = gram.error <= 1e-12 or spectrum.values.numel() == 0
+        if not exact and not self._is_precise_enough(gram, spectrum, along, factors, kept):
             return Weights(gram.averages.sum(0), precise_enough=False)
-        return Weights(on.found.vectors @ kept, projections=on.projections, factors=factors)
+        return Weights(spectrum.vectors @ kept, projections=projections, factors=factors)
 
     def _is_precise_enough(
-        self, gram: Gram, found: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
+        self, gram: Gram, spectrum: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
     ) -> bool:
-        """Whether rounding in the Gram matrix moves the update by less than the tolerances above.
+        """Return whether rounding in the Gram matrix moves the update by less than the tolerances above.
 
         First-order perturbation theory: an error of size e turns eigenvector a towards b by
         e / (λ_a - λ_b), which matters where the two are scaled differently; it may also turn the
         sign of a small projection, which matters where that changes what is kept; and what lies
         along eigenvalues near e, or below the tolerance, is not to be trusted at all.
         """
-        values, error = found.values, gram.error * gram.longest
+        values, error = spectrum.values, gram.error * gram.longest
         column = values.unsqueeze(1)
         turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0)  # times error²
         square = along.square()
@@ -159,7 +143,7 @@ class _OnBasis(Method):
         drift = (torch.addcmul((turn @ values).unsqueeze(1) * square, column, spread) * factors).sum()
         moved = error**2 * float(drift)
         doubtful = square < 16 * error**2 * spread
-        if found.smallest < 64 * error:
+        if spectrum.smallest < 64 * error:
             doubtful |= column < 64 * error
         if doubtful.any().item():
             turned = self.scale(torch.where(doubtful, -along, along))
@@ -172,7 +156,7 @@ class _OnBasis(Method):
 
 
 class GDOD(_OnBasis):
-    """Keeps of every task gradient only what lies along basis vectors on which the tasks agree.
+    """Keep of every task gradient only what lies along basis vectors on which the tasks agree.
 
     Args:
         groups: into how many groups of consecutive examples a batch is cut; each gives one row a
@@ -184,7 +168,7 @@ class GDOD(_OnBasis):
             from three tasks on. "soft" is ours: every projection on a vector is scaled by |Σ p| / Σ |p|, so
             that kept parts may still point against each other.
         rank: use at most this many basis vectors.
-        seed: of the random decompositions; a number or a `torch.Generator`.
+        seed: where the random decompositions start; a number or a `torch.Generator`.
     """
 
     def __init__(
@@ -210,7 +194,7 @@ class GDOD(_OnBasis):
 
 
 class WeightedGDOD(_OnBasis):
-    """Keeps along each basis vector the side that more tasks are on, weighted by its lead.
+    """Keep along each basis vector the side that more tasks are on, weighted by its lead.
 
     With a tasks on the positive and b on the negative side of K, the larger side's projections get
     the weight |a - b| / K, the others zero. Options as in `GDOD`.
@@ -230,19 +214,10 @@ class WeightedGDOD(_OnBasis):
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
 
 
-@dataclass(frozen=True)
-class OnSpectrum:
-    """Task gradients on the eigenvectors of the Gram matrix."""
-
-    found: decompositions.Spectrum
-    along: Tensor  # Uᵀ cᵢ [r, K]
-    projections: Tensor  # Λ^(1/2) Uᵀ cᵢ [r, K]
-    rounded: Tensor  # the same, with exact zeros where a projection counts as zero
-
-
-def on_spectrum(gram: Gram, rank: int | None) -> OnSpectrum:
-    found = decompositions.spectrum(gram.matrix, rank, gram.tolerance)
-    values, vectors = found.values.unsqueeze(1), found.vectors
+def _on_spectrum(gram: Gram, spectrum: decompositions.Spectrum) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the task gradients on the eigenvectors of the Gram matrix: Uᵀ cᵢ, their projections Λ^(1/2) Uᵀ cᵢ, and
+    these with exact zeros where one counts as zero. [r, K] each"""
+    values, vectors = spectrum.values.unsqueeze(1), spectrum.vectors
     along = (gram.averages @ vectors).T
     projections = values.sqrt() * along
     rounded = _rounded_if_balanced(projections, gram)
@@ -252,17 +227,12 @@ def on_spectrum(gram: Gram, rank: int | None) -> OnSpectrum:
         through = (vectors.T @ gram.with_tasks) / values
         along = torch.where(gram.norms**2 < values * gram.squares.sum(1), through, along)
         projections = values.sqrt() * along
-        rounded = _rounded(projections, gram)
-    return OnSpectrum(found, along, projections, rounded)
-
-
-def _rounded(projections: Tensor, gram: Gram) -> Tensor:
-    """With exact zeros where a projection counts as zero."""
-    return torch.where(projections.abs() <= gram.zero, 0.0, projections)
+        rounded = gram.rounded(projections)
+    return along, projections, rounded
 
 
 def _rounded_if_balanced(projections: Tensor, gram: Gram) -> Tensor | None:
-    """The same, without asking for more than the projections; None where some task is much smaller than rows are."""
+    """Return `Gram.rounded` from the projections alone; None where some task is much smaller than rows are."""
     energy = projections.square()
     lengths = energy.sum(0)  # of the task gradients, squared [K]
     return projections * (energy > ZERO**2 * lengths) if gram.is_balanced(lengths.tolist()) else None

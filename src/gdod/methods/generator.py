@@ -6,7 +6,7 @@ from gdod.errors import InputError
 
 
 def generator_of(seed: object) -> torch.Generator:
-    """The generator itself, or a new one that starts at the seed."""
+    """Return ``seed`` if it is a generator, or a new one that starts at the seed."""
     if isinstance(seed, torch.Generator):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -1,10 +1,9 @@
 """What a method is given: inner products of the rows, and how they average to task gradients."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,19 +15,13 @@ ZERO = 1e-10
 _BALANCED = 1e-6
 
 
-class RandomRows(Protocol):
-    """Random vectors of the whole parameter space, which only the owner of the rows can draw."""
-
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws Z [r, D]; returns its products with the task gradients [r, K], and Z Zᵀ [r, r]."""
-
-    def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The weighted sum of the vectors drawn, as gradients of parameters."""
+Gradients = Sequence[tuple[Tensor, Tensor]]
+"""Parameters, each with its gradient."""
 
 
 @dataclass(frozen=True)
 class Gram:
-    """Rows in Gram space. Row ``g * tasks + i`` belongs to group ``g`` and task ``i``."""
+    """The inner products of rows. Row ``g * tasks + i`` belongs to group ``g`` and task ``i``."""
 
     matrix: Tensor  # G = M Mᵀ [N, N], float64
     averages: Tensor  # C [K, N]: the gradient of task i is C[i] @ M
@@ -38,7 +31,9 @@ class Gram:
     shortest: float = field(init=False)  # squared length of the shortest row
     longest: float = field(init=False)  # and of the longest
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
-    random_rows: Callable[[], RandomRows] | None = field(default=None, repr=False)
+    combine: Callable[[Tensor], Gradients] | None = field(default=None, repr=False)
+    """Returns the sum of the rows, each times its weight [N], as gradients of the shared parameters; None where there
+    is a matrix and no model. For a method that makes its own update, such as one outside the rows' span (`Weights`)."""
 
     def __post_init__(self) -> None:
         # A row that is zero belongs to no direction. Without its share of the average a task whose
@@ -54,48 +49,53 @@ class Gram:
 
     @cached_property
     def losses(self) -> Tensor | None:
-        """Mean loss of each task, before task weights; nan without labels. [K]"""
+        """The mean loss of each task, before task weights; nan without labels. [K]"""
         return None if self.mean_losses is None else self.mean_losses()
 
     @cached_property
     def squares(self) -> Tensor:
-        """Of the averages. [K, N]"""
+        """The squares of the averages. [K, N]"""
         return self.averages.square()
 
     @property
     def tasks(self) -> int:
+        """The number of tasks, K."""
         return len(self.averages)
 
     @property
     def tolerance(self) -> float:
-        """Eigenvalues below this share of the largest are rounding errors, not directions."""
+        """The share of the largest eigenvalue below which one is a rounding error, not a direction."""
         return len(self.matrix) * max(self.row_error**2, self.error)
 
     def is_balanced(self, lengths: Iterable[float]) -> bool:
-        """Whether task gradients of these squared lengths are of the order of the largest rows, so that
+        """Return whether task gradients of these squared lengths are of the order of the largest rows, so that
         rounding spares them."""
         return min(lengths) > _BALANCED * self.longest
 
     @cached_property
     def zero(self) -> Tensor:
-        """How small a projection of each task's gradient counts as zero, which agrees with everything. [K]
+        """The size up to which a projection of a task's gradient counts as zero, which agrees with everything. [K]
 
         That is a share of the gradient, and what rounding leaves of rows that cancel each other.
         """
         lengths = (self.squares @ self.matrix.diagonal()).sqrt()
         return torch.maximum(ZERO * self.norms, 16 * _EPS * lengths)
 
+    def rounded(self, projections: Tensor) -> Tensor:
+        """Return projections of the task gradients [r, K] with exact zeros where one counts as zero."""
+        return torch.where(projections.abs() <= self.zero, 0.0, projections)
+
     @cached_property
     def with_tasks(self) -> Tensor:
-        """Inner products of rows and task gradients. [N, K]"""
+        """The inner products of rows and task gradients. [N, K]"""
         return self.matrix @ self.averages.T
 
     @cached_property
     def of_tasks(self) -> Tensor:
-        """Inner products of the task gradients. [K, K]"""
+        """The inner products of the task gradients. [K, K]"""
         return self.averages @ self.with_tasks
 
     @cached_property
     def norms(self) -> Tensor:
-        """Lengths of the task gradients. [K]"""
+        """The lengths of the task gradients. [K]"""
         return self.of_tasks.diagonal().clamp(min=0).sqrt()

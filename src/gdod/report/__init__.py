@@ -3,17 +3,17 @@
 write_report([Path("runs/first"), Path("comparison")], Path("report.html"))
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from gdod._checks import nearest
+from gdod._files import write_text
 from gdod.errors import InputError
 from gdod.report.page import page
-from gdod.report.runs import Collection, Run, collect, read_run
+from gdod.report.result_tables import result_tables, run_table, to_csv, to_markdown
+from gdod.report.runs import Collection, RunRecord, collect, read_run
 from gdod.report.study import Setting, Study, of_method, studies
-from gdod.report.tables import Cell, Column, Table, result_tables, run_table, to_csv, to_markdown
+from gdod.report.tables import Cell, Column, TextTable
 
 
 def write_report(
@@ -24,7 +24,7 @@ def write_report(
     csv: Path | None = None,
     baseline: str | None = None,
 ) -> Path:
-    """Reads run or comparison folders and writes the page; returns where it is.
+    """Read run or comparison folders, write the page, and return where it is.
 
     Args:
         paths: run folders, comparison folders, or folders of these.
@@ -32,60 +32,51 @@ def write_report(
         csv: where to write every figure as CSV, too.
         baseline: the method that others are compared with; else that of the comparison, or "sum".
     """
-    found = load_studies(paths, baseline=baseline)
-    texts = {out: page(found)}
+    loaded = load_studies(paths, baseline=baseline)
+    texts = {out: page(loaded)}
     if markdown is not None:
-        texts[markdown] = markdown_tables(found)
+        texts[markdown] = markdown_tables(loaded)
     if csv is not None:
-        texts[csv] = to_csv(found)
+        texts[csv] = to_csv(loaded)
     if len(texts) < 1 + (markdown is not None) + (csv is not None):
         raise InputError("the page, the Markdown and the CSV have the same path; expected different ones")
     for path, text in texts.items():
-        _write(path, text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
     return out
 
 
 def load_studies(paths: Sequence[Path], *, baseline: str | None = None) -> tuple[Study, ...]:
-    """The runs in these folders, put together by data set."""
-    found = studies(collect([Path(path) for path in paths]), baseline)
-    if baseline is not None and not any(of_method(study.settings, baseline) for study in found):
-        methods = sorted({setting.method for study in found for setting in study.settings})
+    """Return the runs in these folders, put together by data set."""
+    loaded = studies(collect([Path(path) for path in paths]), baseline)
+    if baseline is not None and not any(of_method(study.settings, baseline) for study in loaded):
+        methods = sorted({setting.method for study in loaded for setting in study.settings})
         raise InputError(
             f"baseline={baseline!r} is not among the methods that were run: {', '.join(methods)}"
             f"{nearest(baseline, methods)}"
         )
-    return found
+    return loaded
 
 
-def markdown_tables(found: Sequence[Study]) -> str:
+def markdown_tables(studies: Sequence[Study]) -> str:
+    """Return all tables of the studies in Markdown."""
     parts = []
-    for study in found:
-        parts.append(f"## {study.name}\n")
-        parts.append(to_markdown([*result_tables(study), run_table(study)]))
+    for study in studies:
+        parts += [f"## {study.name}\n", to_markdown([*result_tables(study), run_table(study)])]
     return "\n".join(parts)
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise InputError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
 __all__ = [
     "Cell",
     "Collection",
     "Column",
-    "Run",
+    "RunRecord",
     "Setting",
     "Study",
-    "Table",
+    "TextTable",
     "collect",
     "load_studies",
     "markdown_tables",

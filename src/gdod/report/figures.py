@@ -1,4 +1,4 @@
-"""The plots of a study: learning curves, conflict, calibration. Each with the numbers it is drawn from."""
+"""Draw the plots of a study: learning curves, conflict, calibration. Each with the numbers it is drawn from."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from gdod.report import svg
 from gdod.report.numbers import duration, number, short, whole
-from gdod.report.runs import Json, Run, part
+from gdod.report.runs import Json, RunRecord, part
 from gdod.report.study import HIGHER, TITLES, Setting, Study, as_number
+from gdod.report.tables import TextTable
 
 _MOST_POINTS = 80  # on a line; more cannot be told apart at the size of the plots
 _MOST_ROWS = 40
 
 
-class Record(NamedTuple):
+class Point(NamedTuple):
     """A value at a moment of a run."""
 
     step: float
@@ -27,34 +28,37 @@ class Curve(NamedTuple):
     """The mean over seeds, with the lowest and highest, at the steps that all of them reached."""
 
     setting: Setting
-    records: list[Record]
+    points: list[Point]
     lowest: list[float]
     highest: list[float]
 
 
 @dataclass(frozen=True)
 class Figure:
+    """A plot, and its numbers as a table."""
+
     title: str
     drawings: tuple[str, ...]
-    """By steps and by time, or just one."""
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    """The plot as SVG: by steps and by time, or in one form."""
+    numbers: TextTable
+    """What it is drawn from."""
     size: str = "usual"
-    """"small": many in a row, "usual": three, "broad": two."""
+    """How many fit beside each other: many if "small", three if "usual", two if "broad"."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """Plots that belong together."""
+    """Figures that belong together, with a title and a text above them."""
 
     title: str
     text: str
     figures: tuple[Figure, ...]
     timed: bool = False
-    """Each has a form by steps and one by time."""
+    """Whether each figure has a form by steps and one by time."""
 
 
 def learning_chapters(study: Study, model: str) -> list[Chapter]:
+    """Return the curves of each metric on validation data, and of the training losses."""
     settings = [setting for setting in study.settings if setting.model == model]
     chapters = []
     for metric in TITLES:
@@ -78,7 +82,9 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
             chapters.append(Chapter(title, better, _there(figures), timed=True))
     broad = _in_twos(study.tasks)
     losses = [
-        _figure(name, _curves(settings, partial(_trained, task=name)), "loss", trim_high=0.05, broad=broad)
+        _figure(
+            name, _curves(settings, partial(_trained, what="losses", name=name)), "loss", trim_high=0.05, broad=broad
+        )
         for name, _ in study.tasks
     ]
     if any(losses):
@@ -88,12 +94,16 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
 
 
 def conflict_chapters(study: Study, model: str) -> list[Chapter]:
+    """Return cosines between tasks and what methods keep of gradients: over time, and by pairs of tasks."""
     # Single-task models share no parameters that tasks could fight over.
     settings = [setting for setting in study.settings if setting.model == model and not setting.is_single_task]
+    kept = (("share of gradient energy kept", "energy_kept"), ("share of directions kept", "directions_kept"))
     over_time = [
         _figure("mean cosine between task gradients", _curves(settings, _mean_cosines), "cosine"),
-        _figure("share of gradient energy kept", _curves(settings, partial(_kept, name="energy_kept")), "share"),
-        _figure("share of directions kept", _curves(settings, partial(_kept, name="directions_kept")), "share"),
+        *(
+            _figure(title, _curves(settings, partial(_trained, what="conflict", name=name)), "share")
+            for title, name in kept
+        ),
     ]
     chapters = []
     if any(over_time):
@@ -102,13 +112,14 @@ def conflict_chapters(study: Study, model: str) -> list[Chapter]:
             "task gradients; the plain sum keeps all."
         )
         chapters.append(Chapter("Over time", text, _there(over_time), timed=True))
-    matrices = {setting: found for setting in settings if (found := _pair_cosines(setting, len(study.tasks)))}
+    matrices = {setting: matrix for setting in settings if (matrix := _pair_cosines(setting, len(study.tasks)))}
     if matrices and len(study.tasks) > 1:
         chapters.append(_pairs(study, matrices))
     return chapters
 
 
 def calibration_chapter(study: Study, model: str) -> Chapter | None:
+    """Return observed against predicted rates of each binary task; None if no run has them."""
     settings = [setting for setting in study.settings if setting.model == model]
     figures = [_calibration(name, settings) for name, kind in study.tasks if kind == "binary"]
     if not any(figures):
@@ -121,12 +132,12 @@ def calibration_chapter(study: Study, model: str) -> Chapter | None:
 
 
 def conflict_of(setting: Setting, tasks: int) -> list[list[float | None]] | None:
-    """Mean cosines between the tasks' gradients over training; None if they share no parameters."""
+    """Return mean cosines between the tasks' gradients over training; None if they share no parameters."""
     return None if setting.is_single_task else _pair_cosines(setting, tasks)
 
 
 def _in_twos(items: Sequence[object]) -> bool:
-    """Whether so many plots look better two in a row than three."""
+    """Return whether so many plots look better two in a row than three."""
     return len(items) in (1, 2, 4)
 
 
@@ -134,47 +145,42 @@ def _there(figures: Iterable[Figure | None]) -> tuple[Figure, ...]:
     return tuple(figure for figure in figures if figure is not None)
 
 
-def _evaluated(run: Run, study: Study, metric: str, task: str | None) -> list[Record]:
+def _evaluated(run: RunRecord, study: Study, metric: str, task: str | None) -> list[Point]:
     tasks = study.headline[1] if task is None else (task,)
-    found = []
+    points = []
     for record in run.evaluations:
         if record.get("part", "validation") != "validation":
             continue
         values = [as_number(part(part(record, "tasks"), name).get(metric)) for name in tasks]
         known = [value for value in values if value is not None]
         if known:
-            found.append(_record(record, math.fsum(known) / len(known)))
-    return found
+            points.append(_point(record, math.fsum(known) / len(known)))
+    return points
 
 
-def _trained(run: Run, task: str) -> list[Record]:
-    values = [(record, as_number(part(record, "losses").get(task))) for record in run.train]
-    return [_record(record, value) for record, value in values if value is not None]
+def _trained(run: RunRecord, what: str, name: str) -> list[Point]:
+    values = [(record, as_number(part(record, what).get(name))) for record in run.train]
+    return [_point(record, value) for record, value in values if value is not None]
 
 
-def _mean_cosines(run: Run) -> list[Record]:
-    found = []
+def _mean_cosines(run: RunRecord) -> list[Point]:
+    points = []
     for record in run.train:
         pairs = [value for value in _off_diagonal(_matrix(record)) if value is not None]
         if pairs:
-            found.append(_record(record, math.fsum(pairs) / len(pairs)))
-    return found
+            points.append(_point(record, math.fsum(pairs) / len(pairs)))
+    return points
 
 
-def _kept(run: Run, name: str) -> list[Record]:
-    values = [(record, as_number(part(record, "conflict").get(name))) for record in run.train]
-    return [_record(record, value) for record, value in values if value is not None]
-
-
-def _record(record: Json, value: float) -> Record:
-    return Record(float(record["step"]), as_number(record.get("seconds")) or 0.0, value)
+def _point(record: Json, value: float) -> Point:
+    return Point(float(record["step"]), as_number(record.get("seconds")) or 0.0, value)
 
 
 def _matrix(record: Json) -> list[list[float | None]]:
-    found = part(record, "conflict").get("cosines")
-    if not isinstance(found, list) or not all(isinstance(row, list) for row in found):
+    cosines = part(record, "conflict").get("cosines")
+    if not isinstance(cosines, list) or not all(isinstance(row, list) for row in cosines):
         return []
-    return [[as_number(value) for value in row] for row in found]
+    return [[as_number(value) for value in row] for row in cosines]
 
 
 def _off_diagonal(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -194,32 +200,32 @@ def _pair_cosines(setting: Setting, tasks: int) -> list[list[float | None]] | No
     return [[mean(row, column) for column in range(tasks)] for row in range(tasks)]
 
 
-def _curves(settings: Iterable[Setting], of: Callable[[Run], list[Record]]) -> list[Curve]:
+def _curves(settings: Iterable[Setting], of: Callable[[RunRecord], list[Point]]) -> list[Curve]:
     return [curve for setting in settings if (curve := _curve(setting, of)) is not None]
 
 
-def _curve(setting: Setting, of: Callable[[Run], list[Record]]) -> Curve | None:
-    runs = [{record.step: record for record in found} for run in setting.shown if (found := of(run))]
+def _curve(setting: Setting, of: Callable[[RunRecord], list[Point]]) -> Curve | None:
+    runs = [{point.step: point for point in points} for run in setting.shown if (points := of(run))]
     if not runs:
         return None
     steps = [step for step in runs[0] if all(step in run for run in runs)]
     if len(steps) < 2:  # seeds that were recorded at different steps: the first stands for all
         runs, steps = runs[:1], list(runs[0])
-    records, lowest, highest = [], [], []
+    points, lowest, highest = [], [], []
     for bucket in _buckets(steps, _MOST_POINTS):
         seeds = [[run[step].value for step in bucket] for run in runs]
         means = [math.fsum(values) / len(values) for values in seeds]
         seconds = [math.fsum(run[step].seconds for step in bucket) / len(bucket) for run in runs]
-        records.append(
-            Record(math.fsum(bucket) / len(bucket), math.fsum(seconds) / len(seconds), math.fsum(means) / len(means))
+        points.append(
+            Point(math.fsum(bucket) / len(bucket), math.fsum(seconds) / len(seconds), math.fsum(means) / len(means))
         )
         lowest.append(min(means))
         highest.append(max(means))
-    return Curve(setting, records, lowest, highest)
+    return Curve(setting, points, lowest, highest)
 
 
 def _buckets(steps: Sequence[float], most: int) -> list[list[float]]:
-    """Neighbouring steps put together, so that there are not more than `most`."""
+    """Put neighbouring steps together, so that there are not more than `most` groups of them."""
     size = math.ceil(len(steps) / most)
     return [list(steps[start : start + size]) for start in range(0, len(steps), size)]
 
@@ -230,19 +236,19 @@ def _figure(
     if not curves:
         return None
     # The very first values, before any training, would leave no room for the others.
-    values = [record.value for curve in curves for record in curve.records[1 if len(curve.records) > 2 else 0 :]]
+    values = [point.value for curve in curves for point in curve.points[1 if len(curve.points) > 2 else 0 :]]
     y = svg.axis_for(label, values, trim_low=trim_low, trim_high=trim_high)
     drawings = []
     for name, at in (("step", 0), ("seconds of training", 1)):
-        x = svg.axis_for(name, [record[at] for curve in curves for record in curve.records], zero=True)
+        x = svg.axis_for(name, [point[at] for curve in curves for point in curve.points], zero=True)
         lines = [
             svg.Line(
                 curve.setting.method,
                 curve.setting.style,
-                [(record[at], record.value) for record in curve.records],
+                [(point[at], point.value) for point in curve.points],
                 [
-                    (record[at], low, high)
-                    for record, low, high in zip(curve.records, curve.lowest, curve.highest, strict=True)
+                    (point[at], low, high)
+                    for point, low, high in zip(curve.points, curve.lowest, curve.highest, strict=True)
                     if low < high
                 ],
             )
@@ -252,25 +258,24 @@ def _figure(
         drawings.append(
             svg.line_chart(f"{title}: {label} by {name}", _described(curves, label), lines[::-1], x, y, broad=broad)
         )
-    columns, rows = _curve_table(curves)
-    return Figure(title, tuple(drawings), columns, rows, "broad" if broad else "usual")
+    return Figure(title, tuple(drawings), _curve_table(curves), "broad" if broad else "usual")
 
 
 def _described(curves: Sequence[Curve], label: str) -> str:
-    ends = "; ".join(f"{curve.setting.method} {number(curve.records[-1].value)}" for curve in curves)
+    ends = "; ".join(f"{curve.setting.method} {number(curve.points[-1].value)}" for curve in curves)
     return f"Line chart of {label}, one line for each method. At the end: {ends}."
 
 
-def _curve_table(curves: Sequence[Curve]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    steps = sorted({record.step for curve in curves for record in curve.records})
+def _curve_table(curves: Sequence[Curve]) -> TextTable:
+    steps = sorted({point.step for curve in curves for point in curve.points})
     kept = [bucket[-1] for bucket in _buckets(steps, _MOST_ROWS)]
-    at = [{record.step: record for record in curve.records} for curve in curves]
+    at = [{point.step: point for point in curve.points} for curve in curves]
     rows = []
     for step in kept:
-        cells = [found.get(step) for found in at]
+        cells = [by_step.get(step) for by_step in at]
         texts = [f"{number(cell.value)} ({duration(cell.seconds)})" if cell else "" for cell in cells]
         rows.append((whole(step), *texts))
-    return ("step", *(f"{curve.setting.method} (time)" for curve in curves)), tuple(rows)
+    return TextTable.of_texts(["step", *(f"{curve.setting.method} (time)" for curve in curves)], rows)
 
 
 def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> Chapter:
@@ -284,7 +289,8 @@ def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> C
         words = "; ".join(f"{first} and {second} {value}" for first, second, value in rows)
         title = f"{setting.method}: mean cosine between tasks"
         drawing = svg.heat_map(title, f"Mean cosines over training: {words}.", names, matrix, top)
-        figures.append(Figure(setting.method, (drawing,), ("task", "task", "mean cosine"), rows, "small"))
+        numbers = TextTable.of_texts(("task", "task", "mean cosine"), rows)
+        figures.append(Figure(setting.method, (drawing,), numbers, "small"))
     text = (
         f"Mean cosine between the gradients of two tasks over training. Orange: conflict; blue: agreement; full colour "
         f"is ±{short(float(f'{top:.2g}'))}."
@@ -293,25 +299,25 @@ def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> C
 
 
 def _calibration(task: str, settings: Sequence[Setting]) -> Figure | None:
-    found = {setting: points for setting in settings if (points := _bins(setting, task))}
-    if not found:
+    bins = {setting: points for setting in settings if (points := _bins(setting, task))}
+    if not bins:
         return None
-    top = max(value for points in found.values() for point in points for value in point[:2]) * 1.05 or 1.0
+    top = max(value for points in bins.values() for point in points for value in point[:2]) * 1.05 or 1.0
     x, y = svg.Axis("mean predicted probability", 0, min(top, 1.05)), svg.Axis("observed share", 0, min(top, 1.05))
-    lines = [svg.Line(setting.method, setting.style, [p[:2] for p in points]) for setting, points in found.items()]
-    gaps = "; ".join(f"{setting.method} {number(_gap(points), 4)}" for setting, points in found.items())
+    lines = [svg.Line(setting.method, setting.style, [p[:2] for p in points]) for setting, points in bins.items()]
+    gaps = "; ".join(f"{setting.method} {number(_gap(points), 4)}" for setting, points in bins.items())
     words = f"Observed against predicted rates. Mean distance from the diagonal: {gaps}."
     drawing = svg.line_chart(f"{task}: calibration", words, lines[::-1], x, y, diagonal=True, square=True)
     rows = tuple(
         (setting.method, number(predicted), number(observed), whole(count))
-        for setting, points in found.items()
+        for setting, points in bins.items()
         for predicted, observed, count in points
     )
-    return Figure(task, (drawing,), ("method", "mean predicted", "observed", "examples"), rows)
+    return Figure(task, (drawing,), TextTable.of_texts(("method", "mean predicted", "observed", "examples"), rows))
 
 
 def _bins(setting: Setting, task: str) -> list[tuple[float, float, float]]:
-    """(predicted, observed, examples) by bin: the mean over seeds, or the first seed's if their bins differ."""
+    """Return (predicted, observed, examples) by bin: the mean over seeds, or the first seed's if their bins differ."""
     seeds = []
     for run in setting.finished.values():
         listed = part(run.result or {}, "calibration").get(task)
@@ -322,12 +328,12 @@ def _bins(setting: Setting, task: str) -> list[tuple[float, float, float]]:
         return []
     if len({len(points) for points in seeds}) > 1:
         return seeds[0]
-    found = []
+    means = []
     for same in zip(*seeds, strict=True):
         total = math.fsum(count for _, _, count in same) or 1.0
         predicted = math.fsum(p * count for p, _, count in same) / total
-        found.append((predicted, math.fsum(o * count for _, o, count in same) / total, total))
-    return found
+        means.append((predicted, math.fsum(o * count for _, o, count in same) / total, total))
+    return means
 
 
 def _bin(item: Json) -> tuple[float, float, float] | None:

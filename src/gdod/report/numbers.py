@@ -1,20 +1,20 @@
-"""How numbers look in text: fixed digits, a true minus sign, a dash where there is nothing to say."""
+"""Numbers as text: fixed digits, a true minus sign, a dash where there is nothing to say."""
 
 import math
 
 NOTHING = "–"
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Return a number with fixed digits; a dash for what is none."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return _minus(f"{value:,.{digits}f}")
+    return _minus(f"{value:{sign},.{digits}f}")
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    return _minus(f"{value:+,.{digits}f}")
+    """Return a number with fixed digits and its sign, also if it is a plus."""
+    return number(value, digits, "+")
 
 
 def whole(value: float | None) -> str:
@@ -22,7 +22,7 @@ def whole(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """A few significant digits, thousands as k and millions as M: for axes."""
+    """Return a few significant digits, thousands as k and millions as M: for axes."""
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if sign == 'k' else size):g}{sign}".replace("-", "−")
@@ -50,5 +50,5 @@ def duration(seconds: float | None) -> str:
 
 
 def _minus(text: str) -> str:
-    """No sign before a zero, and a true minus sign."""
+    """Return the text with a true minus sign, and no sign before a zero."""
     return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")

@@ -1,4 +1,4 @@
-"""The page: everything in one HTML file that needs no network. All text from run folders is escaped."""
+"""Write everything into one HTML file that needs no network. All text from run folders is escaped."""
 
 import base64
 import hashlib
@@ -11,23 +11,18 @@ from importlib.resources import files
 from typing import Any
 
 from gdod.report import svg
-from gdod.report.figures import (
-    Chapter,
-    Figure,
-    calibration_chapter,
-    conflict_chapters,
-    conflict_of,
-    learning_chapters,
-)
+from gdod.report.figures import Chapter, Figure, calibration_chapter, conflict_chapters, conflict_of, learning_chapters
 from gdod.report.numbers import signed, whole, with_spread
-from gdod.report.runs import Run, part
+from gdod.report.result_tables import method_cell, result_tables, run_table
+from gdod.report.runs import RunRecord, part
 from gdod.report.study import HIGHER, Setting, Study, as_number, flat
-from gdod.report.tables import Cell, Column, Table, result_tables, run_table
+from gdod.report.tables import Cell, Column, TextTable, as_html
 
 _STATES = ("failed", "unfinished", "not started")
 
 
 def page(studies: Sequence[Study], title: str = "gdod report") -> str:
+    """Return the page of some studies, whole, with its style and script."""
     style, script = _file("page.css"), _file("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only our script may run, and nothing may be loaded, whatever a run folder holds.
@@ -73,7 +68,7 @@ def _file(name: str) -> str:
 
 
 def _span(studies: Sequence[Study]) -> str:
-    """What was varied, in a few words."""
+    """Return what was varied, in a few words."""
     settings = [setting for study in studies for setting in study.settings]
     methods = dict.fromkeys(setting.method for setting in settings)
     models = dict.fromkeys(setting.model for setting in settings)
@@ -114,18 +109,18 @@ def _study(study: Study, place: int, many: bool) -> str:
         },
     }
     parts = [f'<h2 id="results{place}">{escape(before)}Results</h2>', _cards(study), _notice(study)]
-    parts += [_table(table, study, pinned=True) for table in result_tables(study)]
+    parts += [_table(table, pinned=True) for table in result_tables(study)]
     parts.append('<div class="plots">')
     for name, by_model in chapters.items():
-        switch = _SWITCH if any(chapter.timed for found in by_model.values() for chapter in found) else ""
+        switch = _SWITCH if any(chapter.timed for several in by_model.values() for chapter in several) else ""
         heading = f'<h2 id="{name}{place}">{escape(before)}{_SECTIONS[name]}</h2>'
         parts.append(f'<div class="head">{heading}{switch}</div>')
-        shown = {model: found for model, found in by_model.items() if found}
+        shown = {model: several for model, several in by_model.items() if several}
         if not shown:
             parts.append(f'<p class="text">{_ABSENT[name]}</p>')
             continue
         parts.append(_legend(study))
-        parts += [_model_plots(model, list(shown), found, name) for model, found in shown.items()]
+        parts += [_model_plots(model, list(shown), several, name) for model, several in shown.items()]
     parts.append("</div>")
     parts.append(f'<h2 id="how{place}">{escape(before)}What was run</h2>{_how(study)}')
     return f'<section class="study">{"".join(parts)}</section>'
@@ -158,13 +153,11 @@ def _chapter(chapter: Chapter, titled: bool) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in figure.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in figure.rows)
+    numbers = as_html(figure.numbers, sortable=False)
     return (
         f"<figure><figcaption>{escape(figure.title)}</figcaption>{''.join(figure.drawings)}"
         f'<details class="figure-data"><summary>Numbers</summary><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(figure.title)}: numbers"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details></figure>"
+        f'aria-label="{escape(figure.title)}: numbers">{numbers}</div></details></figure>'
     )
 
 
@@ -211,7 +204,7 @@ def _card(title: str, big: str, text: str) -> str:
 
 
 def _against(study: Study) -> str:
-    """How many settings differ from the baseline, and in which direction."""
+    """Return a card: how many settings differ from the baseline, and in which direction."""
     metric, _ = study.headline
     tested = [one for one in study.compare(metric)[None] if one.p_holm is not None]
     title = f"Differ from {study.baseline}, p < 0.05"
@@ -226,7 +219,7 @@ def _against(study: Study) -> str:
 
 
 def _conflict_card(study: Study) -> str | None:
-    """The pair of tasks that conflicts most under the baseline."""
+    """Return a card: the pair of tasks that conflicts most under the baseline."""
     names = [name for name, _ in study.tasks]
     order: list[Setting] = sorted(study.settings, key=lambda setting: setting not in study.bases)
     for setting in order:
@@ -246,7 +239,7 @@ def _conflict_card(study: Study) -> str | None:
 
 
 def _notice(study: Study) -> str:
-    """What did not finish, and damaged files."""
+    """Return a list of what did not finish, and of damaged files."""
     items = [
         f"<li><strong>{escape(run.name)}</strong> {run.status}: {escape(_sentence(run.reason))}{_reached(run)}</li>"
         for state in _STATES
@@ -279,61 +272,25 @@ def _sentence(text: str | None) -> str:
     return text + ("" if text.endswith((".", "…")) or not text else ".")
 
 
-def _reached(run: Run) -> str:
+def _reached(run: RunRecord) -> str:
     return "" if run.last_step is None else f" Last record: step {whole(run.last_step)}."
 
 
-def _table(table: Table, study: Study, *, pinned: bool = False) -> str:
-    head = "".join(_heading(column) for column in table.columns)
-    rows, bases = [], {base.method for base in study.bases}
-    for row in table.rows:
-        base = any(cell.style is not None and cell.text in bases for cell in row)
-        cells = "".join(_cell(cell, column) for cell, column in zip(row, table.columns, strict=True))
-        rows.append(f'<tr class="base">{cells}</tr>' if base else f"<tr>{cells}</tr>")
+def _table(table: TextTable, *, pinned: bool = False) -> str:
+    """Return the table below its title, in a box that scrolls sideways; pinned: its first column stays."""
     caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
     return (
         f"<h3>{escape(table.title)}</h3>"
         f'<div class="{"scroll pinned" if pinned else "scroll"}" tabindex="0" role="region" '
-        f'aria-label="{escape(table.title)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{caption}"
+        f'aria-label="{escape(table.title)}">{as_html(table)}</div>{caption}'
     )
-
-
-def _heading(column: Column) -> str:
-    if column.drawn:
-        ends = "".join(f"<span>{word}</span>" for word in column.title.split())
-        return f'<th scope="col" class="drawn"><span class="ends">{ends}</span></th>'
-    hint = f' title="{escape(column.hint)}"' if column.hint else ""
-    # The first press on a column shows the best first, as far as the page can tell.
-    low = any(word in column.hint for word in ("lower", "1 is best", "t-test", "per step", "median"))
-    first = ' data-low="1"' if low else ""
-    numeric = ' class="n"' if column.numeric else ""
-    return f'<th scope="col"{numeric}{first}><button type="button"{hint}>{escape(column.title)}</button></th>'
-
-
-def _cell(cell: Cell, column: Column) -> str:
-    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
-    text = escape(cell.text)
-    classes = ["drawn"] if column.drawn else ["n"] if column.numeric else []
-    if column.title == "state":
-        text = f'<span class="state {escape(cell.text.split()[0])}">{text}</span>'
-        classes.append("wrapped")
-    if cell.best:
-        text = f'<span class="best" title="best of the column">{text}</span>'
-    if cell.style is not None:
-        text = f'<span class="named">{svg.swatch(cell.style)}{text}</span>'
-        classes.append("method")
-    tight = ' class="tight"' if cell.detail.endswith(("]", "*")) else ""
-    detail = f"<small{tight}>{escape(cell.detail)}</small>" if cell.detail else ""
-    named = f' class="{" ".join(classes)}"' if classes else ""
-    return f"<td{named}{value}>{text}{detail}{cell.drawing}</td>"
 
 
 def _how(study: Study) -> str:
     parts = ['<div class="two">', f"<div><h3>Data</h3>{_data(study)}</div>"]
     parts.append(f"<div><h3>Made with</h3>{_made_with(study)}</div></div>")
     parts.append(_configuration(study))
-    parts.append(_table(run_table(study), study))
+    parts.append(_table(run_table(study)))
     parts.append(_commands(study))
     return "".join(parts)
 
@@ -351,29 +308,29 @@ def _data(study: Study) -> str:
 
 
 def _made_with(study: Study) -> str:
-    """Versions and machine; where runs differ, all that occur."""
-    found: dict[str, list[str]] = {}
+    """Return versions and machine; where runs differ, all that occur."""
+    versions: dict[str, list[str]] = {}
     for run in study.runs:
         told = {**part(run.about, "versions")}
         told |= {name: run.about[name] for name in ("device", "precision", "threads") if name in run.about}
         for name, value in told.items():
-            texts = found.setdefault(str(name), [])
+            texts = versions.setdefault(str(name), [])
             if str(value) not in texts:
                 texts.append(str(value))
     started = sorted(str(run.about["started"]) for run in study.runs if run.about.get("started"))
     if started:
-        found["started"] = [started[0]] if started[0] == started[-1] else [f"{started[0]} to {started[-1]}"]
+        versions["started"] = [started[0]] if started[0] == started[-1] else [f"{started[0]} to {started[-1]}"]
     sizes = {
         setting.model: as_number(part(run.about, "model").get("parameters"))
         for setting in study.settings
         for run in setting.runs
     }
     known = [f"{model} {whole(size)}" for model, size in sizes.items() if size]
-    return _list({**{name: ", ".join(texts) for name, texts in found.items()}, "parameters": ", ".join(known)})
+    return _list({**{name: ", ".join(texts) for name, texts in versions.items()}, "parameters": ", ".join(known)})
 
 
 def _configuration(study: Study) -> str:
-    """Settings that all runs share, and those in which they differ, by setting."""
+    """Return the settings that all runs share, and a table of those in which they differ."""
     configs = [(setting, flat(run.config)) for setting in study.settings for run in setting.runs if run.config]
     if not configs:
         return ""
@@ -391,18 +348,17 @@ def _configuration(study: Study) -> str:
     parts += [_list(dict(items[:half]), code=True), _list(dict(items[half:]), code=True), "</div></details>"]
     if varied:
         first = dict(reversed(configs))
-        columns = [Column("model", numeric=False), Column("method", numeric=False)]
-        columns += [Column(name, numeric=False) for name in varied]
+        columns = [Column(name, numeric=False) for name in ("model", "method", *varied)]
         rows = [
             [
                 Cell(setting.model, setting.model),
-                Cell(setting.method, setting.method, style=setting.style),
+                method_cell(study, setting),
                 *(Cell(_short(first[setting].get(name)), _short(first[setting].get(name))) for name in varied),
             ]
             for setting in study.settings
             if setting in first
         ]
-        parts.append(_table(Table("configuration", "In what they differ", "", columns, rows), study))
+        parts.append(_table(TextTable(columns, rows, "In what they differ")))
     return "".join(parts)
 
 

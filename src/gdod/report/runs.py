@@ -1,6 +1,5 @@
-"""What is in run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
+"""Read run and comparison folders. Only JSON is read; whatever is damaged or half written counts as missing."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from gdod._files import read_json_lines, try_read_json
 from gdod.errors import InputError
 
 Status = Literal["finished", "unfinished", "failed", "not started"]
@@ -18,8 +18,8 @@ _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.js
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One run folder."""
+class RunRecord:
+    """What a run folder holds."""
 
     path: Path
     status: Status
@@ -29,12 +29,12 @@ class Run:
     config: Json = field(default_factory=dict, repr=False)
     result: Json | None = field(default=None, repr=False)
     train: tuple[Json, ...] = field(default=(), repr=False)
-    """Records of training, one a step at most, by step."""
+    """Records of training in the order of steps, one a step at most."""
     evaluations: tuple[Json, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
-    """What was wrong with its files."""
+    """What is wrong with its files, in words."""
     asked: Json = field(default_factory=dict, repr=False)
-    """What the comparison asks for that it belongs to."""
+    """The content of the `comparison.json` that it belongs to."""
 
     @property
     def name(self) -> str:
@@ -49,10 +49,10 @@ class Run:
         return _name(self.about, self.config, "method")
 
     def options(self, what: str) -> Json | None:
-        """Of the model or the method; None if the folder does not tell."""
+        """Return the options of the "model" or the "method"; None if the folder does not tell."""
         for source in (self.config, self.about):
-            if isinstance(found := part(source, what).get("options"), dict):
-                return found
+            if isinstance(options := part(source, what).get("options"), dict):
+                return options
         return None
 
     @cached_property
@@ -68,9 +68,9 @@ class Run:
 
     @cached_property
     def tasks(self) -> tuple[tuple[str, str], ...]:
-        """Names and kinds."""
-        found = self.about.get("tasks")
-        listed = [task for task in found if isinstance(task, dict)] if isinstance(found, list) else []
+        """The name and the kind of each task."""
+        told = self.about.get("tasks")
+        listed = [task for task in told if isinstance(task, dict)] if isinstance(told, list) else []
         return tuple((str(task.get("name")), str(task.get("kind", "binary"))) for task in listed)
 
     @property
@@ -84,21 +84,21 @@ class Asked:
     """A model or a method that a comparison asks for."""
 
     label: str
-    """Its part of the names of run folders: `cagrad_c=0.3`."""
+    """What names of run folders call it, such as `cagrad_c=0.3`."""
     name: str
     options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs found, and those that comparisons ask for."""
+    """All runs in some folders, and those that comparisons ask for."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
-    """The runs in the given folders: a run, a comparison, or a folder of any of them."""
-    runs: dict[Path, Run] = {}
+    """Return the runs in the given folders: a run, a comparison, or a folder of any of them."""
+    runs: dict[Path, RunRecord] = {}
     asked: dict[Path, Json] = {}
     for path in paths:
         if not path.is_dir():
@@ -110,7 +110,7 @@ def collect(paths: Sequence[Path]) -> Collection:
                 "`gdod train` or `gdod compare` wrote"
             )
         for folder in comparisons:
-            comparison = asked[folder.resolve()] = read_json(folder / "comparison.json")[0] or {}
+            comparison = asked[folder.resolve()] = try_read_json(folder / "comparison.json")[0] or {}
             for run in _asked_runs(comparison, folder):
                 runs.setdefault(run.path.resolve(), run)
         for folder in folders:
@@ -122,47 +122,37 @@ def collect(paths: Sequence[Path]) -> Collection:
     return Collection(tuple(runs.values()))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunRecord:
+    """Return what a run folder holds, as far as it can be read."""
     notes: list[str] = []
-    found: dict[str, Json | None] = {}
+    files: dict[str, Json | None] = {}
     for name in ("about", "config", "result", "error"):
-        found[name], note = read_json(path / f"{name}.json")
+        files[name], note = try_read_json(path / f"{name}.json")
         if note:
             notes.append(note)
-    records, skipped = _records(path / "metrics.jsonl")
+    lines, skipped = read_json_lines(path / "metrics.jsonl")
+    records = [line for line in lines if isinstance(line.get("step"), int)]
+    skipped += len(lines) - len(records)
     if skipped:
         notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
-    status, reason = _status(path, found["result"], found["error"], notes)
-    return Run(
+    status, reason = _status(path, files["result"], files["error"], notes)
+    return RunRecord(
         path=path,
         status=status,
         reason=reason,
-        about=found["about"] or {},
-        config=found["config"] or {},
-        result=found["result"],
+        about=files["about"] or {},
+        config=files["config"] or {},
+        result=files["result"],
         train=_by_step(record for record in records if record.get("kind") == "train"),
         evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
         notes=tuple(notes),
     )
 
 
-def read_json(path: Path) -> tuple[Json | None, str | None]:
-    """The object in a file and what is wrong with it; a missing file is neither. Nan and infinity are None."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"{path.name} cannot be read: {type(error).__name__}"
-    if not isinstance(found, dict):
-        return None, f"{path.name} holds no object"
-    return found, None
-
-
 def part(source: Mapping[str, Any], name: str) -> Json:
-    """An object inside another; empty if it is missing or something else."""
-    found = source.get(name)
-    return found if isinstance(found, dict) else {}
+    """Return an object inside another; empty if it is missing or something else."""
+    inner = source.get(name)
+    return inner if isinstance(inner, dict) else {}
 
 
 def _comparisons(path: Path) -> list[Path]:
@@ -174,8 +164,8 @@ def _run_folders(path: Path) -> list[Path]:
     return sorted({file.parent for depth in depths for sign in _SIGNS for file in path.glob(depth + sign)})
 
 
-def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
-    """All runs that a comparison asks for, as if none of them had a folder yet."""
+def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
+    """Yield all runs that a comparison asks for, as if none of them had a folder yet."""
     data = comparison.get("data")
     methods, seeds = asked_for(comparison, "method"), _whole_numbers(comparison.get("seeds"))
     pairs = [
@@ -192,29 +182,29 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[Run]:
         if isinstance(data, str):
             about["data"] = {"name": data}
         path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
-        yield Run(path, "not started", "has no folder yet", about=about, asked=comparison)
+        yield RunRecord(path, "not started", "has no folder yet", about=about, asked=comparison)
 
 
-def _named(run: Run, asked: Run | None) -> Run:
-    """The run; if it failed before it could say what it is, as what it was asked for."""
+def _named(run: RunRecord, asked: RunRecord | None) -> RunRecord:
+    """Return the run; if it failed before it could say what it is, as what it was asked for."""
     return run if asked is None or run.about or run.config else replace(run, about=asked.about)
 
 
 def asked_for(comparison: Json, what: str) -> list[Asked]:
-    """The models or methods of a comparison, from a list of names or of objects with one; single-task models last."""
+    """Return the models or methods of a comparison, from names or objects with a name; single-task models last."""
     listed = comparison.get(f"{what}s")
     if not isinstance(listed, list | dict):
         return []
     if what == "model" and (alone := part(comparison, "single_task")):
         listed = [*listed, alone]
-    found = []
+    asked = []
     for item in listed:
         if isinstance(item, dict):
             label = str(item.get("name"))
-            found.append(Asked(label, str(item.get(what, label)), part(item, "options")))
+            asked.append(Asked(label, str(item.get(what, label)), part(item, "options")))
         else:
-            found.append(Asked(str(item), str(item)))
-    return found
+            asked.append(Asked(str(item), str(item)))
+    return asked
 
 
 def _whole_numbers(listed: Any) -> list[int]:
@@ -223,11 +213,11 @@ def _whole_numbers(listed: Any) -> list[int]:
 
 def _name(about: Json, config: Json, what: str) -> str:
     for source in (about, config):
-        found = source.get(what)
-        if isinstance(found, str):
-            return found
-        if isinstance(found, dict) and found.get("name"):
-            return str(found["name"])
+        told = source.get(what)
+        if isinstance(told, str):
+            return told
+        if isinstance(told, dict) and told.get("name"):
+            return str(told["name"])
     return "unknown"
 
 
@@ -246,27 +236,7 @@ def _status(path: Path, result: Json | None, error: Json | None, notes: Sequence
     return "unfinished", "; ".join([reason, *notes])
 
 
-def _records(path: Path) -> tuple[list[Json], int]:
-    """The lines of a file that hold objects with a step, and how many do not."""
-    found, skipped = [], 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line, parse_constant=lambda name: None)
-                    usable = isinstance(record, dict) and isinstance(record.get("step"), int)
-                except (ValueError, RecursionError):
-                    usable = False
-                if usable:
-                    found.append(record)
-                elif line.strip():
-                    skipped += 1
-    except OSError:
-        pass  # not written yet
-    return found, skipped
-
-
 def _by_step(records: Iterable[Json]) -> tuple[Json, ...]:
-    """In the order of steps; of a step that was repeated after an interruption, the last record (of each part)."""
+    """Return the records in the order of steps; of a step that was repeated after an interruption, the last ones."""
     last = {(record["step"], str(record.get("part"))): record for record in records}
     return tuple(last[key] for key in sorted(last))

@@ -1,4 +1,4 @@
-"""Runs put together: what was trained on the same data, by model and method, over seeds."""
+"""Put runs together: what was trained on the same data, by model and method, over seeds."""
 
 import json
 import math
@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gdod.errors import InputError
-from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, Run, asked_for, part
-from gdod.statistics import (
-    Difference,
-    Summary,
-    average_ranks,
-    delta_m,
-    holm,
-    paired_difference,
-    summarise,
-)
+from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, RunRecord, asked_for, part
+from gdod.statistics import Difference, Summary, average_ranks, delta_m, holm, paired_difference, summarise
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
 """The metric by which settings are compared, for each kind of task."""
@@ -48,27 +40,27 @@ class Setting:
 
     model: str
     method: str
-    """Both with the options in which they differ from others of the same name, a method also with those that are
-    not its defaults."""
-    runs: tuple[Run, ...]
+    """Model and method are named with the options in which they differ from others of the same name, a method also
+    with those that are not its defaults."""
+    runs: tuple[RunRecord, ...]
     style: int = 0
-    """Number of its colour, dash and marker: the same for the same method in every model."""
+    """The number of its colour, dash and marker: the same for a method in every model."""
 
     @property
-    def finished(self) -> dict[int | None, Run]:
-        """By seed; of runs with the same seed the first counts."""
-        found: dict[int | None, Run] = {}
+    def finished(self) -> dict[int | None, RunRecord]:
+        """The finished runs by seed; of runs with the same seed the first counts."""
+        by_seed: dict[int | None, RunRecord] = {}
         for run in self.runs:
             if run.result is not None:
-                found.setdefault(run.seed, run)
-        return found
+                by_seed.setdefault(run.seed, run)
+        return by_seed
 
     @property
     def is_single_task(self) -> bool:
         return self.runs[0].model == SINGLE_TASK
 
     @property
-    def shown(self) -> tuple[Run, ...]:
+    def shown(self) -> tuple[RunRecord, ...]:
         """The runs whose curves are drawn: finished ones, or what there is."""
         return tuple(self.finished.values()) or tuple(run for run in self.runs if run.train or run.evaluations)
 
@@ -79,10 +71,10 @@ class Comparison:
 
     summary: Summary
     difference: Difference | None
-    """None for the baseline itself."""
+    """The difference from the baseline; None for the baseline itself."""
     p_holm: float | None
     by_seed: Mapping[int | None, float] = field(default_factory=dict)
-    """Differences from the baseline."""
+    """The difference from the baseline of each common seed."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +84,9 @@ class Study:
     data: Json
     tasks: tuple[tuple[str, str], ...]
     settings: tuple[Setting, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     bases: tuple[Setting, ...]
-    """The method that others are compared with: in each model, and in each group of runs with other settings."""
+    """The baselines: what others are compared with, in each model and each group of runs with other settings."""
 
     @property
     def name(self) -> str:
@@ -102,7 +94,7 @@ class Study:
 
     @property
     def baseline(self) -> str:
-        """What `bases` are called: with the settings in which they differ left out."""
+        """The name of the baselines, without the settings in which they differ."""
         labels = {base.method for base in self.bases}
         return labels.pop() if len(labels) == 1 else self.bases[0].runs[0].method
 
@@ -112,7 +104,7 @@ class Study:
 
     @cached_property
     def part(self) -> str:
-        """Where results come from: the test part if every finished run has one."""
+        """The part of the data that results are on: "test" if every finished run has one, else "validation"."""
         results = [run.result for setting in self.settings for run in setting.finished.values()]
         return "test" if results and all(part(result or {}, "test") for result in results) else "validation"
 
@@ -131,13 +123,13 @@ class Study:
         return tuple(name for name, kind in self.tasks if metric in METRICS.get(kind, ()))
 
     def values(self, setting: Setting, metric: str, task: str | None = None) -> dict[int | None, float | None]:
-        """By seed; of one task, or of the headline if none is named."""
+        """Return a metric by seed: of one task, or the headline's mean over tasks if none is named."""
         return {seed: self.value(run, metric, task) for seed, run in setting.finished.items()}
 
-    def value(self, run: Run, metric: str, task: str | None = None) -> float | None:
+    def value(self, run: RunRecord, metric: str, task: str | None = None) -> float | None:
+        """Return a metric of a run: of one task, or the headline's mean over tasks if none is named."""
         if task is not None:
-            found = part(part(part(run.result or {}, self.part), "tasks"), task)
-            return as_number(found.get(metric))
+            return as_number(part(part(part(run.result or {}, self.part), "tasks"), task).get(metric))
         values = [self.value(run, metric, name) for name in self.headline[1]]
         known = [value for value in values if value is not None]
         # A mean over fewer tasks than the others have would not be comparable.
@@ -156,27 +148,27 @@ class Study:
         }
 
     def base_of(self, setting: Setting) -> Setting | None:
-        """The baseline in the same model, if it is clear which; that of a baseline is itself."""
+        """Return the baseline in the same model, None if it is not clear which; that of a baseline is itself."""
         if setting in self.bases:
             return setting
         return _nearest(setting, [base for base in self.bases if base.model == setting.model])
 
     def baseline_of(self, setting: Setting) -> Setting | None:
-        """What a setting is compared with; None for a baseline and where there is none."""
+        """Return what a setting is compared with; None for a baseline and where there is none."""
         base = self.base_of(setting)
         return None if base is setting else base
 
     def compare(self, metric: str, tasks: Sequence[str | None] = (None,)) -> dict[str | None, list[Comparison]]:
-        """By task, for each setting in order. The p-values of all are corrected together."""
+        """Return each setting, in order, against its baseline, by task. The p-values of all are corrected together."""
         places = [(task, setting) for task in tasks for setting in self.settings]
         differences = [self._difference(setting, metric, task) for task, setting in places]
-        corrected = holm([None if found is None else found.p for found in differences])
-        found: dict[str | None, list[Comparison]] = {task: [] for task in tasks}
+        corrected = holm([None if difference is None else difference.p for difference in differences])
+        compared: dict[str | None, list[Comparison]] = {task: [] for task in tasks}
         for (task, setting), difference, p in zip(places, differences, corrected, strict=True):
             values = self.values(setting, metric, task)
             summary = summarise(list(values.values()))
-            found[task].append(Comparison(summary, difference, p, self._by_seed(setting, metric, task)))
-        return found
+            compared[task].append(Comparison(summary, difference, p, self._by_seed(setting, metric, task)))
+        return compared
 
     def _difference(self, setting: Setting, metric: str, task: str | None) -> Difference | None:
         base = self.baseline_of(setting)
@@ -192,7 +184,7 @@ class Study:
         return {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
 
     def ranks(self) -> list[float | None]:
-        """The average place of each setting, over the main metrics of all tasks and seeds."""
+        """Return the average place of each setting, over the main metrics of all tasks and seeds."""
         cases = {(task, MAIN[kind]): HIGHER[MAIN[kind]] for task, kind in self.tasks if kind in MAIN}
         results = {
             place: {
@@ -202,18 +194,18 @@ class Study:
             }
             for place, setting in enumerate(self.settings)
         }
-        higher = {case: cases[case[:2]] for found in results.values() for case in found}
+        higher = {case: cases[case[:2]] for by_case in results.values() for case in by_case}
         ranks = average_ranks(results, higher)
         return [ranks[place] for place in range(len(self.settings))]
 
     def gains(self) -> list[Summary | None]:
-        """Δm in per cent against single-task models, by seed; None where there are none to compare with."""
+        """Return Δm in per cent against single-task models, over seeds; None where there are none to compare with."""
         alone = [setting for setting in self.settings if setting.is_single_task]
-        found: list[Summary | None] = []
+        gains: list[Summary | None] = []
         for setting in self.settings:
             single = None if setting.is_single_task else _nearest(setting, alone)
-            found.append(None if single is None else self._gain(setting, single))
-        return found
+            gains.append(None if single is None else self._gain(setting, single))
+        return gains
 
     def _gain(self, setting: Setting, single: Setting) -> Summary:
         higher = {task: HIGHER[MAIN[kind]] for task, kind in self.tasks if kind in MAIN}
@@ -227,14 +219,14 @@ class Study:
         return summarise(gains)
 
     def step_times(self) -> list[tuple[Summary, float | None]]:
-        """Milliseconds a step, and how many times the baseline's in the same model."""
+        """Return the milliseconds of a step, and how many times those of the baseline in the same model they are."""
         times = {setting: self._step_time(setting) for setting in self.settings}
-        found = []
+        listed = []
         for setting, time in times.items():
             base = self.base_of(setting)
             least = None if base is None else times[base].mean
-            found.append((time, None if time.mean is None or not least else time.mean / least))
-        return found
+            listed.append((time, None if time.mean is None or not least else time.mean / least))
+        return listed
 
     def _step_time(self, setting: Setting) -> Summary:
         return summarise(
@@ -242,32 +234,33 @@ class Study:
         )
 
 
-def studies(found: Collection, baseline: str | None = None) -> tuple[Study, ...]:
-    """The runs by data set, those of one data set by model, method and options."""
-    by_data: dict[str, list[Run]] = {}
-    for run in found.runs:
-        by_data.setdefault(_data_key(run, found.runs), []).append(run)
+def studies(collection: Collection, baseline: str | None = None) -> tuple[Study, ...]:
+    """Return the runs by data set, those of one data set by model, method and options."""
+    by_data: dict[str, list[RunRecord]] = {}
+    for run in collection.runs:
+        by_data.setdefault(_data_key(run, collection.runs), []).append(run)
     return tuple(_study(runs, baseline) for runs in by_data.values())
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"model": {"name": "ple"}} -> {"model.name": "ple"}."""
-    found: dict[str, Any] = {}
+    """Return settings by their paths: {"model": {"name": "ple"}} is {"model.name": "ple"}."""
+    settings: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            settings |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            settings[f"{prefix}{name}"] = value
+    return settings
 
 
 def as_number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def _data_key(run: Run, runs: Iterable[Run]) -> str:
+def _data_key(run: RunRecord, runs: Iterable[RunRecord]) -> str:
     fingerprint = run.data.get("fingerprint")
     if isinstance(fingerprint, str):
         return fingerprint
@@ -277,7 +270,7 @@ def _data_key(run: Run, runs: Iterable[Run]) -> str:
     return next(iter(known)) if len(known) == 1 else same[0] if same else str(run.data.get("name", "unknown"))
 
 
-def _study(runs: Sequence[Run], baseline: str | None) -> Study:
+def _study(runs: Sequence[RunRecord], baseline: str | None) -> Study:
     about = next((run for run in runs if run.data.get("fingerprint")), runs[0])
     tasks = next((run.tasks for run in runs if run.tasks), ())
     settings = _settings(runs)
@@ -293,38 +286,38 @@ def _study(runs: Sequence[Run], baseline: str | None) -> Study:
 
 
 def _bases(settings: Sequence[Setting], wanted: str | None) -> list[Setting]:
-    """The settings that are the baseline: what is wanted, what the first comparison asks for, the sum, the first."""
+    """Return the baselines: what is wanted, what the first comparison asks for, the sum, or the first method."""
     shared = [setting for setting in settings if not setting.is_single_task] or list(settings)
-    if wanted is not None and (found := of_method(shared, wanted)):
-        return found
+    if wanted is not None and (bases := of_method(shared, wanted)):
+        return bases
     asked = next((asked for setting in shared for run in setting.runs if (asked := _asked_baseline(run))), None)
-    if asked is not None and (found := [setting for setting in shared if _is_of(setting.runs[0], asked)]):
-        return found
+    if asked is not None and (bases := [setting for setting in shared if _is_of(setting.runs[0], asked)]):
+        return bases
     return of_method(shared, "sum") or of_method(shared, shared[0].method)
 
 
 def of_method(settings: Sequence[Setting], wanted: str) -> list[Setting]:
-    """Those with this label (cagrad:c=0.3 is short for one), or else all of this method, if it has no variants."""
+    """Return the settings with this label (cagrad:c=0.3 is short for one), or all of a method without variants."""
     name, _, options = wanted.partition(":")
     label = f"{name} ({', '.join(options.split(','))})" if options else name
-    if found := [setting for setting in settings if setting.method == label]:
-        return found
-    found = [setting for setting in settings if setting.runs[0].method == wanted]
-    if len({_text(setting.runs[0].options("method") or {}) for setting in found}) > 1:
-        variants = ", ".join(dict.fromkeys(repr(setting.method) for setting in found))
+    if labelled := [setting for setting in settings if setting.method == label]:
+        return labelled
+    alike = [setting for setting in settings if setting.runs[0].method == wanted]
+    if len({_text(setting.runs[0].options("method") or {}) for setting in alike}) > 1:
+        variants = ", ".join(dict.fromkeys(repr(setting.method) for setting in alike))
         raise InputError(f"baseline={wanted!r} is several of the methods: {variants}; name one of them")
-    return found
+    return alike
 
 
-def _asked_baseline(run: Run) -> Asked | None:
-    """The baseline of the comparison that a run belongs to."""
+def _asked_baseline(run: RunRecord) -> Asked | None:
+    """Return the baseline of the comparison that a run belongs to."""
     base = run.asked.get("baseline")
     base = base.get("name") if isinstance(base, dict) else base
     return next((one for one in asked_for(run.asked, "method") if one.label == base), None)
 
 
-def _is_of(run: Run, method: Asked) -> bool:
-    """Whether a run is of a method with its options; tuning may have given it more."""
+def _is_of(run: RunRecord, method: Asked) -> bool:
+    """Return whether a run is of a method with its options; tuning may have given it more."""
     if (place := _place(run, "method")) is not None:
         one = asked_for(run.asked, "method")[place]
         return (one.name, one.options) == (method.name, method.options)
@@ -332,7 +325,7 @@ def _is_of(run: Run, method: Asked) -> bool:
 
 
 def _nearest(setting: Setting, others: Sequence[Setting]) -> Setting | None:
-    """The one among others to compare with: of the same comparison, and in the rest most alike; None if two are."""
+    """Return the one to compare with: of the same comparison, and most alike in the rest; None if two are."""
     places, conditions = {run.path.parent for run in setting.runs}, _conditions(setting)
 
     def far(other: Setting) -> tuple[bool, int]:
@@ -345,7 +338,7 @@ def _nearest(setting: Setting, others: Sequence[Setting]) -> Setting | None:
 
 
 def _conditions(setting: Setting) -> dict[str, Any]:
-    """Settings of its runs besides the model, the method and what does not matter."""
+    """Return the settings of its runs besides the model, the method and what does not matter."""
     config = next((run.config for run in setting.runs if run.config), {})
     return {name: value for name, value in _mattering(config).items() if not name.startswith(("model.", "method."))}
 
@@ -359,9 +352,9 @@ def _mattering(config: Json) -> dict[str, Any]:
 _Key = tuple[str, str, str]  # model with its options, method, configuration
 
 
-def _settings(runs: Sequence[Run]) -> list[Setting]:
-    """Runs of one model, method and configuration but for the seed; in the order asked for."""
-    groups: dict[_Key, list[Run]] = {}
+def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Return groups of runs that are alike but for the seed, in the order asked for."""
+    groups: dict[_Key, list[RunRecord]] = {}
     configs: dict[_Key, dict[str, Any]] = {}
     models = _model_labels(runs)
     silent = []
@@ -386,8 +379,8 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
     return [Setting(key[0], _label(key, configs), tuple(groups[key])) for key in sorted(groups, key=order)]
 
 
-def _kin(run: Run, model: str, groups: Mapping[_Key, Sequence[Run]]) -> _Key | None:
-    """The group that a run without a configuration belongs to."""
+def _kin(run: RunRecord, model: str, groups: Mapping[_Key, Sequence[RunRecord]]) -> _Key | None:
+    """Return the key of the group that a run without a configuration belongs to."""
     alike = [key for key in groups if key[:2] == (model, run.method)]
     # The other seeds of a comparison have the same name; what was tuned may have given them more options.
     for key in alike:
@@ -397,32 +390,32 @@ def _kin(run: Run, model: str, groups: Mapping[_Key, Sequence[Run]]) -> _Key | N
     return next((key for key in alike if wanted.items() <= (groups[key][0].options("method") or {}).items()), None)
 
 
-def _but_for_the_seed(run: Run) -> Path:
-    """The path of a run of a comparison, without its end `-seed3`."""
+def _but_for_the_seed(run: RunRecord) -> Path:
+    """Return the path of a run of a comparison, without its end `-seed3`."""
     return run.path.with_name(re.sub(r"-seed\d+$", "", run.name))
 
 
-def _place(run: Run, what: str) -> int | None:
-    """Which of the models or methods that its comparison asks for: the one with most of its options, and no others."""
+def _place(run: RunRecord, what: str) -> int | None:
+    """Return which of its comparison's models or methods a run is of: that with most of its options, and no others."""
     listed = asked_for(run.asked, what)
     name, options = run.model if what == "model" else run.method, run.options(what) or {}
     fitting = [place for place, one in enumerate(listed) if one.name == name and one.options.items() <= options.items()]
     return max(fitting, key=lambda place: len(listed[place].options), default=None)
 
 
-def _model_labels(runs: Sequence[Run]) -> dict[Run, str]:
-    """The model of each run, with the options in which it differs from others of its name.
+def _model_labels(runs: Sequence[RunRecord]) -> dict[RunRecord, str]:
+    """Return the model of each run, with the options in which it differs from others of its name.
 
     What a comparison asks for as one model is one, even if some of its runs were tuned to have more options.
     """
-    variants: dict[Run, Json] = {}
+    variants: dict[RunRecord, Json] = {}
     twins: dict[str, dict[str, Json]] = {}  # by the model's name, then by options
     for run in runs:
         if (options := run.options("model")) is not None:
             place = _place(run, "model")
             variants[run] = options if place is None else asked_for(run.asked, "model")[place].options
             twins.setdefault(run.model, {})[_text(variants[run])] = variants[run]
-    labels: dict[Run, str] = {}
+    labels: dict[RunRecord, str] = {}
     kin: dict[Path | str, str] = {}
     for run, options in variants.items():
         shown = ", ".join(f"{name}={options[name]}" for name in _own(options, list(twins[run.model].values())))
@@ -435,7 +428,7 @@ def _model_labels(runs: Sequence[Run]) -> dict[Run, str]:
 
 
 def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
-    """The method, with its options and the settings in which it differs from others of its name and model."""
+    """Return the method, with its options and the settings in which it differs from others of its name and model."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
     own = _own(configs[key], twins)
     names = [name for name in configs[key] if name in own or name.startswith("method.options.")]
@@ -448,7 +441,7 @@ def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
 
 
 def _own(settings: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the settings that not all twins have, or not with the same value."""
+    """Return the names of the settings that not all twins have, or not with the same value."""
     return [
         name
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""Small pictures in SVG, as text. Colours are CSS variables of the page, so that they follow its theme.
+"""Draw small pictures in SVG, as text. Colours are CSS variables of the page, so that they follow its theme.
 
 Lines differ in colour, dash and marker, and every picture has a title and a description in words.
 """
@@ -37,6 +37,8 @@ _ids = count(1)
 
 @dataclass(frozen=True)
 class Line:
+    """A line of a chart."""
+
     name: str
     style: int
     points: Sequence[Point]
@@ -46,6 +48,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
+    """What an axis is called, and its two ends."""
+
     label: str
     low: float
     high: float
@@ -62,7 +66,7 @@ def line_chart(
     square: bool = False,
     broad: bool = False,
 ) -> str:
-    """Lines over an x axis; with `diagonal`, a line where both are equal, and a marker at every point."""
+    """Return lines over an x axis; with `diagonal`, a line where both are equal, and a marker at every point."""
     width, height = (_BROAD, _BROAD_HEIGHT) if broad else (_WIDTH, _HEIGHT)
     if square:
         height = width - _LEFT - _RIGHT + _TOP + _BOTTOM
@@ -85,7 +89,7 @@ def line_chart(
 def heat_map(
     title: str, description: str, names: Sequence[str], values: Sequence[Sequence[float | None]], top: float
 ) -> str:
-    """A square table of numbers from -top to top as colours, with the numbers written in."""
+    """Return a square of numbers from -top to top as colours, with the numbers written in."""
     cell, left, head = 48, 74, 20
     width, height = left + cell * len(names) + 2, head + cell * len(names) + 2
     parts = []
@@ -104,7 +108,7 @@ def heat_map(
 
 
 def interval(mean: float | None, low: float | None, high: float | None, points: Iterable[float], reach: float) -> str:
-    """A difference with its interval on a line from -reach to reach; seeds as small strokes."""
+    """Return a difference with its interval on a line from -reach to reach; seeds as small strokes."""
     width, height, middle = 150, 44, 22
 
     def place(value: float) -> float:
@@ -128,7 +132,7 @@ def interval(mean: float | None, low: float | None, high: float | None, points: 
 
 
 def swatch(style: int) -> str:
-    """The line and marker of a legend."""
+    """Return the line and marker of a style, for a legend."""
     return (
         f'<svg class="swatch {_colour(style)}" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">'
         f'<path class="line" d="M1 6H33"{_dash(style)}/>{_marker(17, 6, style)}</svg>'
@@ -138,7 +142,7 @@ def swatch(style: int) -> str:
 def axis_for(
     label: str, values: Iterable[float], *, trim_low: float = 0, trim_high: float = 0, zero: bool = False
 ) -> Axis:
-    """An axis around values. Trims leave out that share of them: first evaluations would hide all that follows."""
+    """Return an axis around values, without the trimmed shares of them: first evaluations would hide what follows."""
     known = sorted(value for value in values if math.isfinite(value))
     if not known:
         return Axis(label, 0, 1)
@@ -149,7 +153,7 @@ def axis_for(
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between two ends."""
+    """Return round numbers between two ends."""
     raw = (high - low) / most
     size = 10 ** math.floor(math.log10(raw)) if raw > 0 else 1
     step = next((factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * (1 - 1e-9)), 10 * size)
@@ -158,7 +162,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 class _Frame:
-    """From values to places."""
+    """Maps values to places in the picture."""
 
     def __init__(self, x: Axis, y: Axis, width: int, height: int) -> None:
         self.x, self.y = x, y
@@ -198,7 +202,7 @@ def _axes(frame: _Frame) -> str:
 
 
 def _labelled(values: Sequence[float]) -> list[tuple[float, str]]:
-    """Ticks with their text, all with the same number of decimals."""
+    """Return ticks with their text, all with the same number of decimals."""
     texts = [short(value) for value in values]
     decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
     if not decimals or any(text[-1:] in "kMG" or "e" in text for text in texts):
@@ -224,7 +228,7 @@ def _line(frame: _Frame, line: Line, order: int, lines: int, *, every_point: boo
 
 
 def _some(places: Sequence[Point], order: int, lines: int) -> list[Point]:
-    """Where markers go: five on a line, shifted so that those of different lines do not meet."""
+    """Return where markers go: five on a line, shifted so that those of different lines do not meet."""
     gap = max(1, len(places) // 5)
     first = int(gap * order / max(1, lines))
     return list(places[first::gap])

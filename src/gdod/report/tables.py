@@ -1,307 +1,191 @@
-"""Tables of results: what stands in them, and how they look as Markdown and CSV."""
+"""A table of cells, and the four forms it is shown in: terminal, Markdown, CSV and HTML."""
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Literal
 
 from gdod.report import svg
-from gdod.report.numbers import duration, number, p_value, signed, whole, with_spread
-from gdod.report.runs import Run
-from gdod.report.study import HIGHER, TITLES, Comparison, Setting, Study, as_number
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+Value = float | str | None
 
 
 @dataclass(frozen=True)
 class Cell:
+    """One cell: its text, and what some of the forms show besides."""
+
     text: str
-    value: float | str | None = None
-    """By which the column sorts; None goes last."""
+    value: Value = None
+    """The exact value: what CSV holds and what the page sorts the column by, None last."""
     detail: str = ""
     """A second, smaller line."""
     best: bool = False
+    """Whether it holds the best value of its column."""
     drawing: str = ""
-    """SVG, for the page only."""
+    """An SVG picture, which the page alone shows."""
     style: int | None = None
-    """Number of the method's line in the plots, shown beside the text."""
+    """The number of the method's line style in the plots, if the cell names a method."""
+    baseline: bool = False
+    """Whether it names the method that others are compared with; the page marks its row."""
 
 
 @dataclass(frozen=True)
 class Column:
+    """The heading of a column, and how its cells are set."""
+
     title: str
     hint: str = ""
+    """An explanation, which the page shows on hover."""
     numeric: bool = True
+    """Whether cells are set to the right."""
+    whole: bool = False
+    """Whether a terminal keeps each cell on one line, and cuts what does not fit."""
     drawn: bool = False
-    """Holds drawings only: left out of Markdown."""
+    """Whether it holds pictures only, and is left out of Markdown."""
+    badges: bool = False
+    """Whether the page shows texts as badges, coloured by their first word."""
 
 
 @dataclass(frozen=True)
-class Table:
-    name: str
-    title: str
-    caption: str
+class TextTable:
+    """A table that can be shown in every form; see `as_terminal`, `as_markdown`, `as_csv` and `as_html`."""
+
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    """Cells in the order of the columns. In a terminal, a row of one cell is a heading."""
+    title: str = ""
+    caption: str = ""
+    name: str = ""
+    sections: Collection[int] = ()
+    """The numbers of the rows that a terminal sets apart from the row above."""
+
+    @classmethod
+    def of_texts(cls, titles: Iterable[str], rows: Iterable[Iterable[str]], title: str = "") -> "TextTable":
+        """Return a table of plain texts, set to the left."""
+        cells = [[Cell(text) for text in row] for row in rows]
+        return cls([Column(name, numeric=False) for name in titles], cells, title)
+
+    @classmethod
+    def of_values(cls, titles: Iterable[str], rows: Iterable[Iterable[Value]]) -> "TextTable":
+        """Return a table of exact values without texts, for `as_csv`."""
+        return cls([Column(name) for name in titles], [[Cell("", value) for value in row] for row in rows])
 
 
-def result_tables(study: Study) -> list[Table]:
-    """The overview, then one table for each metric."""
-    if not any(setting.finished for setting in study.settings):
-        return []
-    metrics = [metric for metric in TITLES if study.tasks_with(metric)]
-    return [overview(study), *(metric_table(study, metric) for metric in metrics)]
+def as_terminal(table: TextTable, frame: Literal["box", "rule", "none"] = "rule") -> "RichTable":
+    """Return the table for a rich console: with lines around all cells, one below the headings, or none.
+
+    No text in it is taken for markup.
+    """
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    boxes = {"box": HEAVY_HEAD, "rule": SIMPLE_HEAD, "none": None}
+    right = {"box": 1, "rule": 1, "none": 2}[frame]
+    padding = (0, right, 0, 1 if frame == "box" else 0)
+    shown = Table(title=table.title and Text(table.title), box=boxes[frame], padding=padding)
+    if frame == "rule":
+        shown.title_justify, shown.title_style = "left", ""
+    for column in table.columns:
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.whole or column.numeric else "fold"
+        shown.add_column(Text(column.title), justify=justify, no_wrap=column.whole, overflow=overflow)
+    for number, row in enumerate(table.rows):
+        if number in table.sections:
+            shown.add_section()
+        bold = "bold" if len(row) == 1 < len(table.columns) else ""
+        shown.add_row(*(Text(cell.text, style=bold) for cell in row))
+    return shown
 
 
-def overview(study: Study) -> Table:
-    metric, tasks = study.headline
-    compared = study.compare(metric)[None]
-    ranks, gains, times = study.ranks(), study.gains(), study.step_times()
-    best = _best([one.summary.mean for one in compared], HIGHER[metric])
-    reach = _reach(compared)
-    title = study.headline_title
-    columns = [
-        *_first_columns(study),
-        Column(title, f"mean ± standard deviation over seeds, on {study.part}"),
-        Column(f"difference from {study.baseline}", "mean over common seeds, with its 95 % interval"),
-        Column("worse better" if HIGHER[metric] else "better worse", "interval", drawn=True),
-        Column("p", "paired t-test, corrected for the number of comparisons (Holm)"),
-        Column("average rank", "mean place over tasks and seeds; 1 is best"),
-    ]
-    if any(gains):
-        columns.append(Column("Δm %", "mean relative gain over single-task models; above 0 is better"))
-    columns += [
-        Column("ms / step", "median over the steps of a run, mean over seeds"),
-        Column("relative time", f"per step; {study.baseline} = 1"),
-        Column("seeds", "finished runs"),
-    ]
-    rows = []
-    for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
-        time, ratio = times[place]
-        gain = gains[place]
-        row = [
-            *_first_cells(study, setting),
-            Cell(
-                with_spread(one.summary.mean, one.summary.sd),
-                one.summary.mean,
-                best=place in best,
-            ),
-            _difference_cell(one, setting, study),
-            _interval_cell(one, reach),
-            Cell(p_value(one.p_holm), one.p_holm),
-            Cell(number(ranks[place], 2), ranks[place]),
-        ]
-        if any(gains):
-            row.append(Cell(signed(gain.mean, 2), gain.mean) if gain else Cell("–"))
-        row += [
-            Cell(number(time.mean, 2), time.mean),
-            Cell(number(ratio, 2), ratio),
-            Cell(str(one.summary.n), one.summary.n),
-        ]
-        rows.append(row)
-    over = f"the mean over {', '.join(tasks)}" if len(tasks) > 1 else f"the figure of {', '.join(tasks)}"
-    caption = f"{title[:1].upper()}{title[1:]} is {over}, on the {study.part} part."
-    return Table("overview", "Overview", caption, columns, rows)
+def as_markdown(table: TextTable, *, escaped: bool = True) -> str:
+    """Return the table in Markdown, below its title and caption; not ``escaped``: its texts are Markdown themselves."""
+    plain = _no_markup if escaped else str
+    kept = [place for place, column in enumerate(table.columns) if not column.drawn]
+    lines = [f"### {table.title}", ""] if table.title else []
+    lines += [plain(table.caption), ""] if table.caption else []
+    lines.append(_line(plain(table.columns[place].title) for place in kept))
+    lines.append(_line("---:" if table.columns[place].numeric else "---" for place in kept))
+    for row in table.rows:
+        texts = []
+        for cell in (row[place] for place in kept):
+            text = f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
+            texts.append(f"{text} ({plain(cell.detail)})" if cell.detail else text)
+        lines.append(_line(texts))
+    return "\n".join(lines)
 
 
-def metric_table(study: Study, metric: str) -> Table:
-    """One column for each task; differences from the baseline below each figure."""
-    tasks = study.tasks_with(metric)
-    compared = study.compare(metric, tasks)
-    best = {task: _best([one.summary.mean for one in compared[task]], HIGHER[metric]) for task in tasks}
-    rows = []
-    for place, setting in enumerate(study.settings):
-        row = _first_cells(study, setting)
-        for task in tasks:
-            one = compared[task][place]
-            text = with_spread(one.summary.mean, one.summary.sd)
-            row.append(Cell(text, one.summary.mean, _difference_text(one), place in best[task]))
-        rows.append(row)
-    direction = "higher" if HIGHER[metric] else "lower"
-    columns = [*_first_columns(study), *(Column(task, f"{TITLES[metric]}, {direction} is better") for task in tasks)]
-    caption = (
-        f"On {study.part}, mean ± standard deviation over seeds; {direction} is better. Then the difference from "
-        f"{study.baseline} with its 95 % interval; * where the paired test, corrected for the table, has p < 0.05."
-    )
-    return Table(metric, f"{TITLES[metric][:1].upper()}{TITLES[metric][1:]} by task", caption, columns, rows)
-
-
-def run_table(study: Study) -> Table:
-    """Every run, finished or not."""
-    columns = [
-        Column("model", numeric=False),
-        Column("method", numeric=False),
-        Column("seed"),
-        Column("state", numeric=False),
-        Column(f"{study.headline_title} ({study.part})"),
-        Column("best step"),
-        Column("steps"),
-        Column("training time", "without evaluation"),
-        Column("folder", numeric=False),
-    ]
-    rows = [
-        _run_row(study, run, setting)
-        for setting in study.settings
-        for run in sorted(setting.runs, key=lambda run: (run.seed is None, run.seed or 0))
-    ]
-    return Table("runs", "All runs", "", columns, rows)
-
-
-def to_markdown(tables: Iterable[Table]) -> str:
-    return "\n".join(_markdown(table) for table in tables)
-
-
-def to_csv(studies: Iterable[Study]) -> str:
-    """One line for each data set, model, method, task and metric; empty where there is no figure."""
+def as_csv(table: TextTable) -> str:
+    """Return the exact values of the table as CSV; empty where there is none."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
-    for study in studies:
-        headline = study.headline[0]
-        groups = [("mean", headline, study.compare(headline)[None])] if len(study.headline[1]) > 1 else []
-        for metric in TITLES:
-            groups += [
-                (task, metric, found) for task, found in study.compare(metric, study.tasks_with(metric)).items() if task
-            ]
-        for task, metric, compared in groups:
-            for setting, one in zip(study.settings, compared, strict=True):
-                writer.writerow(_csv_row(study, setting, task, metric, one))
-        for setting, (time, _) in zip(study.settings, study.step_times(), strict=True):
-            named = [_safe(study.name), study.part, setting.model, _safe(setting.method), "", "milliseconds_per_step"]
-            writer.writerow([*named, time.n, _exact(time.mean), _exact(time.sd), _base(study, setting), *[""] * 6])
+    writer.writerow([column.title for column in table.columns])
+    writer.writerows([_no_formula(cell.value) for cell in row] for row in table.rows)
     return out.getvalue()
 
 
-_CSV_COLUMNS = (
-    *("data", "part", "model", "method", "task", "metric", "seeds", "mean", "sd"),
-    *("baseline", "common_seeds", "difference", "low", "high", "p", "p_holm"),
-)
-
-
-def _first_columns(study: Study) -> list[Column]:
-    model = [Column("model", numeric=False)] if len(study.models) > 1 else []
-    return [*model, Column("method", numeric=False)]
-
-
-def _first_cells(study: Study, setting: Setting) -> list[Cell]:
-    model = [Cell(setting.model, setting.model)] if len(study.models) > 1 else []
-    return [*model, Cell(setting.method, setting.method, style=setting.style)]
-
-
-def _difference_cell(one: Comparison, setting: Setting, study: Study) -> Cell:
-    found = one.difference
-    if found is None:
-        return Cell("baseline" if setting in study.bases else "–")
-    if found.mean is None:
-        return Cell("–", detail=found.note or "")
-    if found.low is None or found.note:
-        return Cell(signed(found.mean), found.mean, found.note or "")
-    return Cell(signed(found.mean), found.mean, f"[{signed(found.low)}, {signed(found.high)}]")
-
-
-def _difference_text(one: Comparison) -> str:
-    found = one.difference
-    if found is None or found.mean is None:
-        return ""
-    star = " *" if one.p_holm is not None and one.p_holm < 0.05 else ""
-    if found.low is None or found.note:
-        return f"{signed(found.mean)}{star}"
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]{star}"
-
-
-def _interval_cell(one: Comparison, reach: float) -> Cell:
-    found = one.difference
-    if found is None or found.mean is None:
-        return Cell("", drawing=svg.interval(None, None, None, (), reach))
-    return Cell("", found.mean, drawing=svg.interval(found.mean, found.low, found.high, one.by_seed.values(), reach))
-
-
-def _reach(compared: Sequence[Comparison]) -> float:
-    """How far the line of intervals goes: over all seeds, and over intervals that are not very much longer."""
-    seeds = [abs(value) for one in compared for value in one.by_seed.values()]
-    ends = [
-        abs(end)
-        for one in compared
-        if one.difference
-        for end in (one.difference.low, one.difference.high)
-        if end is not None
-    ]
-    longest = max(seeds, default=0)
-    return max(longest * 1.1, min(max(ends, default=0) * 1.05, longest * 3)) or 1.0
-
-
-def _best(values: Sequence[float | None], higher: bool) -> set[int]:
-    known = {place: value for place, value in enumerate(values) if value is not None}
-    if len(known) < 2:
-        return set()
-    top = max(known.values()) if higher else min(known.values())
-    return {place for place, value in known.items() if value == top}
-
-
-def _run_row(study: Study, run: Run, setting: Setting) -> list[Cell]:
-    result = run.result or {}
-    value = study.value(run, study.headline[0]) if run.result else None
-    best, steps = as_number(result.get("best_step")), as_number(result.get("steps", run.last_step))
-    seconds = as_number(result.get("seconds"))
-    state = "finished early" if result.get("stopped") == "early" else run.status
-    return [
-        Cell(setting.model, setting.model),
-        Cell(setting.method, setting.method, style=setting.style),
-        Cell("–" if run.seed is None else str(run.seed), run.seed),
-        Cell(state, state, run.reason or ""),
-        Cell(number(value), value),
-        Cell(whole(best), best),
-        Cell(whole(steps), steps),
-        Cell(duration(seconds), seconds),
-        Cell(run.name, run.name),
-    ]
-
-
-def _markdown(table: Table) -> str:
-    kept = [place for place, column in enumerate(table.columns) if not column.drawn]
-    head = " | ".join(_plain(table.columns[place].title) for place in kept)
-    rule = "|".join("---:" if table.columns[place].numeric else "---" for place in kept)
-    lines = [
-        f"### {table.title}",
-        "",
-        *([_plain(table.caption), ""] if table.caption else []),
-        f"| {head} |",
-        f"|{rule}|",
-    ]
+def as_html(table: TextTable, *, sortable: bool = True) -> str:
+    """Return the `<table>` element with escaped texts; ``sortable``: headings are buttons for the page's script."""
+    heading = _heading if sortable else _plain_heading
+    head = "".join(heading(column) for column in table.columns)
+    rows = []
     for row in table.rows:
-        cells = []
-        for place in kept:
-            cell = row[place]
-            text = f"**{_plain(cell.text)}**" if cell.best else _plain(cell.text)
-            cells.append(f"{text} ({_plain(cell.detail)})" if cell.detail else text)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+        cells = "".join(_html_cell(cell, column) for cell, column in zip(row, table.columns, strict=True))
+        rows.append(f'<tr class="base">{cells}</tr>' if any(cell.baseline for cell in row) else f"<tr>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _plain(text: str) -> str:
-    """Text that no Markdown reader takes for markup."""
+def _line(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _no_markup(text: str) -> str:
+    """Return text that no Markdown reader takes for markup."""
     text = " ".join(text.split())
     for sign in "\\`*_|<>":
         text = text.replace(sign, f"\\{sign}")
     return text
 
 
-def _csv_row(study: Study, setting: Setting, task: str, metric: str, one: Comparison) -> list[str | int]:
-    found = one.difference
-    row: list[str | int] = [_safe(study.name), study.part, setting.model, _safe(setting.method), _safe(task), metric]
-    row += [one.summary.n, _exact(one.summary.mean), _exact(one.summary.sd), _base(study, setting)]
-    if found is None:
-        return [*row, *[""] * 6]
-    return [*row, found.n, *map(_exact, (found.mean, found.low, found.high, found.p, one.p_holm))]
+def _no_formula(value: Value) -> Value:
+    """Return the value, as text that a spreadsheet does not take for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-def _base(study: Study, setting: Setting) -> str:
-    base = study.base_of(setting)
-    return "" if base is None else _safe(base.method)
+def _plain_heading(column: Column) -> str:
+    return f'<th scope="col">{escape(column.title)}</th>'
 
 
-def _safe(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+def _heading(column: Column) -> str:
+    if column.drawn:
+        ends = "".join(f"<span>{word}</span>" for word in column.title.split())
+        return f'<th scope="col" class="drawn"><span class="ends">{ends}</span></th>'
+    hint = f' title="{escape(column.hint)}"' if column.hint else ""
+    # The first press on a column shows the best first, as far as the page can tell.
+    low = any(word in column.hint for word in ("lower", "1 is best", "t-test", "per step", "median"))
+    first = ' data-low="1"' if low else ""
+    numeric = ' class="n"' if column.numeric else ""
+    return f'<th scope="col"{numeric}{first}><button type="button"{hint}>{escape(column.title)}</button></th>'
 
 
-def _exact(value: float | None) -> str:
-    return "" if value is None else repr(value)
+def _html_cell(cell: Cell, column: Column) -> str:
+    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+    text = escape(cell.text)
+    classes = ["drawn"] if column.drawn else ["n"] if column.numeric else []
+    if column.badges:
+        text = f'<span class="state {escape(cell.text.split()[0])}">{text}</span>'
+        classes.append("wrapped")
+    if cell.best:
+        text = f'<span class="best" title="best of the column">{text}</span>'
+    if cell.style is not None:
+        text = f'<span class="named">{svg.swatch(cell.style)}{text}</span>'
+        classes.append("method")
+    tight = ' class="tight"' if cell.detail.endswith(("]", "*")) else ""
+    detail = f"<small{tight}>{escape(cell.detail)}</small>" if cell.detail else ""
+    named = f' class="{" ".join(classes)}"' if classes else ""
+    return f"<td{named}{value}>{text}{detail}{cell.drawing}</td>"

@@ -5,6 +5,7 @@ Gram matrices are returned in the precision of the rows, or in float64 where tha
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ Only = frozenset[int] | None  # ids of parameters; None: all
 
 
 class Block(ABC):
+    """The rows of one or more parameters."""
+
     @property
     @abstractmethod
     def parameters(self) -> tuple[Tensor, ...]:
-        """Whose rows these are."""
+        """The parameters whose rows these are."""
 
     @property
     @abstractmethod
@@ -29,15 +32,15 @@ class Block(ABC):
 
     @abstractmethod
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        """Inner products of the rows, over all of the block's parameters or over some. [N, N]"""
+        """Return the inner products of the rows, over all of the block's parameters or over some. [N, N]"""
 
     @abstractmethod
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter with the weighted sum of its rows, from weights [N] of the rows' type."""
+        """Return each parameter with the weighted sum of its rows, from weights [N] of the rows' type."""
 
 
 class Dense(Block):
-    """Rows as they are: a matrix."""
+    """The rows of one parameter as a matrix."""
 
     def __init__(self, parameter: Tensor, rows: Tensor, shape: Sequence[int], chain: Chain) -> None:
         self.parameter = parameter
@@ -67,7 +70,7 @@ _SPLIT_ROWS = 64
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
+    """Return ``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
     count = len(rows)
     if count < _SPLIT_ROWS or torch.is_grad_enabled():
         return rows @ rows.T
@@ -82,10 +85,5 @@ def symmetric_product(rows: Tensor) -> Tensor:
 
 
 def sum_of_products(parts: Iterable[Tensor]) -> Tensor:
-    """The Gram matrix of rows that come some columns at a time."""
-    total: Tensor | None = None
-    for rows in parts:
-        product = symmetric_product(rows)
-        total = product if total is None else total + product
-    assert total is not None
-    return total
+    """Return the Gram matrix of rows that come some columns at a time."""
+    return reduce(torch.add, map(symmetric_product, parts))

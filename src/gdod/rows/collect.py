@@ -1,4 +1,8 @@
-"""From losses to rows: walk the graph, run one backward pass a task, sort what comes out into blocks."""
+"""From losses to rows: walk the graph, find out which example owns what, run the backward passes, sort into blocks.
+
+One pass serves all tasks where their shared layers allow it, otherwise there is one a task; parameters whose
+examples mix or whose nodes have no rule take a further pass for each row.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -11,14 +15,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gdod.errors import InputError, MixingWarning
 from gdod.rows.graph import Graph, walk
 from gdod.rows.groups import Groups, Owner
-from gdod.rows.ownership import factors, owners
+from gdod.rows.ownership import factors, keeps_apart, owners
 from gdod.rows.passes import Passes, grad
 from gdod.rows.plan import Assignment, Plan, plan_for
 from gdod.rows.recipe import Recipe, make_recipe
-from gdod.rows.rows import Rows, SlowPath
+from gdod.rows.rows import Contributions, SlowPath
 from gdod.rows.targets import Target
 from gdod.rows.trunk import find_trunk
-from gdod.rows.trust import keeps_apart
 from gdod.rows.views import output_shape
 
 
@@ -29,11 +32,11 @@ def collect(
     groups: Groups,
     shared: Sequence[Tensor] | None,
     retain_graph: bool,
-) -> Rows:
-    """Runs the backward passes.
+) -> Contributions:
+    """Return the rows of all shared parameters and the gradients of the others.
 
-    ``seeds`` [K, B]: the weight of each example in its task's mean; ``active``: the tasks for which
-    they are not all zero.
+    ``seeds`` [K, B] holds the weight of each example in its task's mean, ``active`` the tasks that have any weight.
+    Without ``shared``, a parameter is shared if at least two tasks reach it.
     """
     graph = walk([target.node for target in targets])
     named = None if shared is None else frozenset(map(id, shared))
@@ -45,13 +48,13 @@ def collect(
         _warn_of_mixing(graph, recipe, len(plan.shared))
     passes = Passes(graph, plan, recipe, groups)
     passes.run(targets, seeds, active, retain_graph, assignment)
-    return Rows(
+    return Contributions(
         groups=groups,
         tasks=len(targets),
         blocks=list(passes.blocks()),
         shared=tuple(graph.leaf(parameter.leaf) for parameter in plan.shared),
         own=[(graph.leaf(leaf), grads) for leaf, grads in passes.private.items()],
-        slow=tuple(SlowPath(graph.leaf(slow.parameter.leaf), slow.reason) for slow in recipe.slow),
+        slow=tuple(SlowPath(graph.leaf(slow.leaf), slow.reason) for slow in recipe.slow),
         passes=passes.count,
         last_layer=frozenset(id(graph.leaf(leaf)) for leaf in plan.last_layer),
     )
@@ -61,8 +64,8 @@ _WARNED = WeakTensorKeyDictionary()
 
 
 def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
-    """Once for a model."""
-    mixed = [graph.leaf(slow.parameter.leaf) for slow in recipe.slow if slow.mixes]
+    """Warn that parameters need a pass for each row because examples mix, once for a model."""
+    mixed = [graph.leaf(slow.leaf) for slow in recipe.slow if slow.mixes]
     if mixed and not any(parameter in _WARNED for parameter in mixed):
         warnings.warn(
             "examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...), "
@@ -76,12 +79,13 @@ def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
 
 
 def check_reached(targets: Sequence[Target], shared: Sequence[Tensor]) -> None:
-    """Refuses parameters that no loss reaches."""
+    """Raise `InputError` if no loss reaches one of the parameters."""
     graph = walk([target.node for target in targets])
     check_among({id(graph.leaf(leaf)) for leaf in graph.leaves()}, shared)
 
 
 def check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
+    """Raise `InputError` if the id of one of the parameters is not in ``reached``."""
     for number, parameter in enumerate(shared):
         if id(parameter) not in reached:
             raise InputError(
@@ -90,11 +94,14 @@ def check_among(reached: set[int], shared: Sequence[Tensor]) -> None:
             )
 
 
-# Who owns what is found out anew at every step unless the graph's structure settles it; and even
-# then after 1, 2, 4, 8, ... steps, so that an unlucky batch cannot settle it for good.
 def _recipe(
     graph: Graph, plan: Plan, targets: Sequence[Target], seeds: Tensor, examples: int
 ) -> tuple[Recipe, Assignment]:
+    """Return how the parameters get their rows in this step.
+
+    Who owns what is examined at every step unless the graph's structure settles it; and even then after
+    1, 2, 4, 8, ... steps, so that an unlucky batch cannot settle it for good.
+    """
     shapes = tuple(output_shape(graph.nodes[number], 0) for number in plan.nodes)
     assignment = plan.assignments.setdefault(shapes, Assignment())
     visits = assignment.visits = assignment.visits + 1
@@ -116,7 +123,7 @@ def _recipe(
 def _probe(
     graph: Graph, plan: Plan, assignment: Assignment, targets: Sequence[Target], seeds: Tensor, examples: int
 ) -> None:
-    """Finds the owners of all cotangents between the losses and the places where they are wanted."""
+    """Find the owners of all cotangents between the losses and the places where they are wanted, by two passes."""
     generator = torch.Generator().manual_seed(assignment.visits)
     factor = factors(examples, generator).to(seeds)
     tasks = (0.5 + torch.rand(len(targets), generator=generator)).to(seeds)
@@ -129,9 +136,9 @@ def _probe(
     plain, scaled = cotangents(torch.ones_like(factor)), cotangents(factor)
     settled = True
     for at, one, other in zip(plan.way, plain, scaled, strict=True):
-        found = [] if one is None or other is None else owners(one, other, factor)
-        settled = settled and len(found) <= 1
-        known = assignment.owners.get(at, found)
+        possible = [] if one is None or other is None else owners(one, other, factor)
+        settled = settled and len(possible) <= 1
+        known = assignment.owners.get(at, possible)
         # An assignment that holds on this batch, too, is narrowed down; one that does not is dropped.
-        assignment.owners[at] = [owner for owner in found if owner in known] or found
+        assignment.owners[at] = [owner for owner in possible if owner in known] or possible
     assignment.settled = settled and keeps_apart(graph, plan.way, assignment.owners)

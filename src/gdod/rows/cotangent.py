@@ -9,25 +9,25 @@ from torch import Tensor
 from gdod.rows.groups import Groups, Owner
 
 Deltas = Tensor | list[Tensor | None]
-"""Stacked over backward passes, or one each; None where a task does not reach the node."""
+"""A node's cotangents, stacked over backward passes or one a pass; None where a task does not reach the node."""
 
 
 @dataclass(frozen=True)
 class Cotangent:
-    """One tensor a backward pass, and how its elements are spread over rows.
+    """The cotangents of all backward passes at one node, and how their elements are spread over rows.
 
     With ``tasks`` passes, an element of pass ``i`` that belongs to an example of group ``g`` goes to
     row ``g * tasks + i``. Where examples mix there is a pass for each row instead: then ``groups``
     is a single group of one example.
     """
 
-    found: Tensor | list[Tensor]
+    deltas: Tensor | list[Tensor]
     groups: Groups
     owner: Owner
 
     @staticmethod
     def of(deltas: Deltas, groups: Groups, owner: Owner) -> "Cotangent | None":
-        """Fills in zeros for tasks that do not reach the node; None if no task does."""
+        """Return a cotangent with zeros for tasks that do not reach the node, or None if no task does."""
         if isinstance(deltas, Tensor):
             return Cotangent(deltas, groups, owner)
         first = next((delta for delta in deltas if delta is not None), None)
@@ -37,16 +37,17 @@ class Cotangent:
 
     @property
     def passes(self) -> Sequence[Tensor]:
-        return self.found.unbind() if isinstance(self.found, Tensor) else self.found
+        """The cotangent of each backward pass. [*shape]"""
+        return self.deltas.unbind() if isinstance(self.deltas, Tensor) else self.deltas
 
     @property
     def stacked(self) -> Tensor:
-        """[K, *shape]"""
-        return self.found if isinstance(self.found, Tensor) else torch.stack(self.found)
+        """The cotangents of all backward passes in one tensor. [K, *shape]"""
+        return self.deltas if isinstance(self.deltas, Tensor) else torch.stack(self.deltas)
 
     @property
     def tasks(self) -> int:
-        return len(self.found)
+        return len(self.deltas)
 
     @property
     def rows(self) -> int:
@@ -54,19 +55,19 @@ class Cotangent:
 
     @property
     def shape(self) -> torch.Size:
-        return self.found.shape[1:] if isinstance(self.found, Tensor) else self.found[0].shape
+        return self.deltas.shape[1:] if isinstance(self.deltas, Tensor) else self.deltas[0].shape
 
     @property
     def is_in_order(self) -> bool:
-        """Whether elements lie group by group, as many in each."""
+        """Whether the elements lie group by group, as many in each."""
         owner = self.owner
         return owner.dim == 0 and owner.inner * self.groups.examples == self.shape[0] and self.groups.even
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.found.dtype if isinstance(self.found, Tensor) else self.found[0].dtype
+        return self.deltas.dtype if isinstance(self.deltas, Tensor) else self.deltas[0].dtype
 
 
 def working(x: Tensor) -> Tensor:
-    """Products and sums of half-precision numbers are made in float32."""
+    """Return the tensor in the precision of its products and sums, which is float32 for half-precision numbers."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -13,39 +13,35 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-_NONE = -1
 LEAF: type = type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 _SCALARS: dict[type, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True)
 class Graph:
+    """The numbered nodes of an autograd graph."""
+
     nodes: list[Node]
     roots: list[int]  # the node of each loss
-    signature: tuple[Any, ...]
-
-    def kind(self, index: int) -> str:
-        return type(self.nodes[index]).__name__
-
-    def children(self, index: int) -> list[tuple[Node, int]]:
-        return [(child, output) for child, output in self.nodes[index].next_functions if child is not None]
+    signature: tuple[Any, ...]  # equal for two graphs of the same structure over the same parameters
 
     def leaf(self, index: int) -> Tensor:
-        """The tensor that accumulates its gradient at this node."""
+        """Return the tensor that accumulates its gradient at this node."""
         return self.nodes[index].variable  # type: ignore[attr-defined, no-any-return]
 
     def saved_scalars(self, index: int) -> tuple[Any, ...]:
-        """The kind of a node and what it saved besides tensors."""
+        """Return the class of a node and what it saved besides tensors."""
         node = self.nodes[index]
         values = (getattr(node, name) for name in _SCALARS[type(node)])
         return type(node), *(tuple(value) if isinstance(value, list) else value for value in values)
 
     def leaves(self) -> list[int]:
+        """Return the numbers of the nodes at which tensors accumulate their gradient."""
         return [number for number, node in enumerate(self.nodes) if type(node) is LEAF]
 
 
 def walk(roots: Sequence[Node]) -> Graph:
-    """Numbers the nodes reachable from ``roots`` breadth first."""
+    """Number the nodes reachable from ``roots``, breadth first."""
     nodes = list(dict.fromkeys(roots))
     index = {node: number for number, node in enumerate(nodes)}
     starts = [index[root] for root in roots]
@@ -65,7 +61,7 @@ def walk(roots: Sequence[Node]) -> Graph:
             signature.append(tuple(value) if isinstance(value, list) else value)
         for child, output in node.next_functions:
             if child is None:
-                signature.append(_NONE)
+                signature.append(None)
                 continue
             number = index.get(child)
             if number is None:
@@ -76,12 +72,12 @@ def walk(roots: Sequence[Node]) -> Graph:
 
 
 def signed(value: int) -> int:
-    """Nodes report negative numbers as unsigned ones."""
+    """Return a saved dimension as it was passed: nodes report negative numbers as unsigned ones."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def _names_of_scalars(kind: type) -> tuple[str, ...]:
-    """Names of what a kind of node saved besides tensors: dimensions, sizes, flags."""
+    """Return the names of what nodes of a class save besides tensors: dimensions, sizes, flags."""
     names = dir(kind)
     return tuple(
         name

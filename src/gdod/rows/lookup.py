@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from gdod.rows.blocks import Block, Only, sum_of_products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
+from gdod.rows.uses import Use
 from gdod.rows.workspace import zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
@@ -23,12 +25,12 @@ class Entries:
     """What a use takes out of a table: one entry for each id looked up."""
 
     ids: Tensor  # [E]
-    places: Tensor | None = None  # [E]: which vector of the output the entry went into; None: one each
-    factor: Tensor | None = None  # [E, 1]: by how much
-    padding: int = -1
+    places: Tensor | None = None  # the vector of the output that each entry was added to; None: one each [E]
+    factor: Tensor | None = None  # the factor with which it was added [E, 1]
+    padding: int = -1  # the id whose vector takes no gradient, if it is not negative
 
     def values(self, cotangent: Cotangent) -> Tensor:
-        """The gradient of each entry. [K, E, d]"""
+        """Return the gradient of each entry. [K, E, d]"""
         deltas = working(cotangent.stacked)
         values = deltas if deltas.dim() == 3 else deltas.reshape(deltas.shape[0], -1, deltas.shape[-1])
         if self.places is not None:
@@ -36,22 +38,29 @@ class Entries:
         return values if self.factor is None else values * self.factor.to(values.dtype)
 
     def groups(self, cotangent: Cotangent) -> Tensor:
-        """The group of each entry. [E]"""
+        """Return the group of each entry. [E]"""
         groups = _groups_of(cotangent.shape[:-1], cotangent.owner, cotangent.groups, self.ids.device)
         return groups if self.places is None else groups[self.places]
 
 
 @lru_cache(maxsize=256)
 def _groups_of(shape: torch.Size, owner: Owner, groups: Groups, device: torch.device) -> Tensor:
-    """The group of each vector of an output, whose last dimension is left out of ``shape``."""
+    """Return the group of each vector of an output, whose last dimension is left out of ``shape``."""
     of_index = groups.of_example[owner.examples_of(shape, groups.examples)]
     after = [1] * (len(shape) - owner.dim - 1)
     return of_index.view(-1, *after).expand(shape).reshape(-1).to(device)
 
 
-class _Use:
+class TableUse(Use):
+    """The use of a table whose vectors are looked up by id."""
+
+    def obstacle(self, node: Node) -> str | None:
+        if node._saved_scale_grad_by_freq:  # type: ignore[attr-defined]
+            return "the table scales gradients by frequency in the batch"
+        return "an EmbeddingBag of mode 'max'" if getattr(node, "_saved_mode", 0) == 2 else None
+
     def rows(self, entries: Entries, cotangent: Cotangent, shape: torch.Size) -> Tensor:
-        """Rows of the whole table, for one that is also used otherwise. [N, *shape]"""
+        """Return the rows of the whole table, for one that is also used otherwise. [N, *shape]"""
         groups, ids = cotangent.groups.count, shape[0]
         values = entries.values(cotangent).transpose(0, 1)  # [E, K, d]
         rows = values.new_zeros(groups * ids, *values.shape[1:])
@@ -60,8 +69,8 @@ class _Use:
 
 
 @dataclass(frozen=True)
-class Lookup(_Use):
-    """`torch.nn.Embedding`"""
+class Lookup(TableUse):
+    """The use of a table in `torch.nn.Embedding`."""
 
     def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
         return owner.dim < len(shape) - 1
@@ -74,8 +83,8 @@ class Lookup(_Use):
 
 
 @dataclass(frozen=True)
-class Bag(_Use):
-    """`torch.nn.EmbeddingBag`, sum or mean"""
+class Bag(TableUse):
+    """The use of a table in `torch.nn.EmbeddingBag`, of mode sum or mean."""
 
     def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
         return owner.dim == 0
@@ -98,12 +107,12 @@ class Bag(_Use):
 
 
 def _without(padding: int, ids: Tensor) -> Tensor | None:
-    """A padding id's vector takes no gradient."""
+    """Return the factor of each entry that leaves out a padding id, whose vector takes no gradient. [E, 1]"""
     return (ids != padding).unsqueeze(1) if padding >= 0 else None
 
 
 class Tables(Block):
-    """All tables of one width: their uses follow each other, ids made distinct between tables."""
+    """The rows of all tables of one width: their uses follow each other, ids made distinct between tables."""
 
     def __init__(self, tables: Sequence[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]) -> None:
         self.tables = [(table, sparse) for table, sparse, _ in tables]
@@ -113,12 +122,8 @@ class Tables(Block):
         cotangent = uses[0][2]
         self.groups, self.tasks = cotangent.groups.count, cotangent.tasks
         self.uses = [(number, entries) for number, entries, _ in uses]
-        first_id, offset = [], 0
-        for table, _, _ in tables:
-            first_id.append(offset)
-            offset += table.shape[0]
-        ids = [entries.ids + first_id[number] if number else entries.ids for number, entries, _ in uses]
-        self.ids, self.rows = _joined(ids), offset  # [E]
+        *first_ids, self.rows = accumulate((table.shape[0] for table, _, _ in tables), initial=0)
+        self.ids = _joined([entries.ids + first_ids[number] if number else entries.ids for number, entries, _ in uses])
         self.group = _joined([entries.groups(cotangent) for _, entries, cotangent in uses])  # [E]
         self.values = _joined([entries.values(cotangent) for _, entries, cotangent in uses], 1)  # [K, E, d]
         # Whether the uses are equally long and each has its entries group by group, as many in each.
@@ -136,7 +141,7 @@ class Tables(Block):
         return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        """Rows of small tables. In large ones an id that occurs once meets only itself; the others are merged."""
+        # Rows of small tables are made. In large ones an id that occurs once meets only itself; the others are merged.
         values = self.values.double() if precise else self.values
         if only is not None:
             values = values * self._belongs_to(only).unsqueeze(1)
@@ -153,12 +158,12 @@ class Tables(Block):
 
     @property
     def _is_small(self) -> bool:
-        """Whether rows of the tables are looked up again and again."""
+        """Whether the tables have no more vectors than the batch looks up."""
         return self.rows <= self.ids.shape[0]
 
     @cached_property
     def _repeated(self) -> tuple[Tensor, Tensor, int] | None:
-        """Entries whose id occurs more than once, these ids numbered for each of them, and how many there are."""
+        """The entries whose id occurs more than once, the number of the id of each, and the number of such ids."""
         distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
         if distinct.shape == self.ids.shape:
             return None
@@ -168,7 +173,7 @@ class Tables(Block):
         return at, numbers[number[at]] - 1, int(numbers[-1])
 
     def _with_themselves(self, values: Tensor) -> Tensor:
-        """What the Gram matrix has if each entry meets only itself: nothing between groups."""
+        """Return the Gram matrix of entries that meet only themselves: nothing between groups. [N, N]"""
         groups, tasks = self.groups, self.tasks
         if self.in_order:
             by_group = values.reshape(tasks, len(self.uses), groups, -1).permute(2, 0, 1, 3).reshape(groups, tasks, -1)
@@ -180,12 +185,12 @@ class Tables(Block):
         return gram.view(groups * tasks, groups * tasks)
 
     def _belongs_to(self, only: frozenset[int]) -> Tensor:
-        """Which entries are of the tables asked for. [E]"""
+        """Return which entries are of the tables asked for. [E]"""
         wanted = [entries.ids.new_tensor(id(self.tables[number][0]) in only) for number, entries in self.uses]
         return torch.cat([one.expand(entries.ids.shape) for one, (_, entries) in zip(wanted, self.uses, strict=True)])
 
     def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
-        """Rows on numbered ids, some ids at a time. [N, ids * d]"""
+        """Yield the rows over numbered ids, some ids at a time. [N, ids * d]"""
         groups, (tasks, _, width) = self.groups, values.shape
         step = max(1, _SHARED_CHUNK // (groups * tasks * width))
         # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
@@ -210,16 +215,13 @@ class Tables(Block):
         return self._spread(summed)
 
     def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """From the gradient of each entry [E, d] to the tables'."""
-        grads = []
-        parts: dict[int, list[tuple[Entries, Tensor]]] = {}
+        """Return the tables with their gradients, from the gradient of each entry [E, d]."""
+        parts: list[list[tuple[Entries, Tensor]]] = [[] for _ in self.tables]
         by_use = summed.split([entries.ids.shape[0] for _, entries in self.uses])
         for (number, entries), values in zip(self.uses, by_use, strict=True):
-            parts.setdefault(number, []).append((entries, values))
-        for number, (table, sparse) in enumerate(self.tables):
-            uses = parts[number]
-            grads.append((table, (_sparse if sparse else _dense)(table, uses)))
-        return grads
+            parts[number].append((entries, values))
+        tables = zip(self.tables, parts, strict=True)
+        return [(table, (_sparse if sparse else _dense)(table, uses)) for (table, sparse), uses in tables]
 
 
 @lru_cache(maxsize=4)  # with a group for each example they are large

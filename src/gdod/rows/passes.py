@@ -1,8 +1,12 @@
-"""Backward passes: over a whole graph into `.grad`, or one a task with what they leave sorted into blocks."""
+"""Backward passes: an ordinary one over the whole graph, or those whose cotangents become the rows of blocks.
+
+The latter is one pass for all tasks, or one a task, and one for each row of parameters on the slow path.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from functools import reduce
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,22 +14,23 @@ from torch.autograd.graph import GradientEdge
 
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Chain, Dense
-from gdod.rows.contraction import Contraction, Products
 from gdod.rows.cotangent import Cotangent, Deltas, working
 from gdod.rows.graph import Graph, walk
-from gdod.rows.groups import Groups, Owner
+from gdod.rows.groups import WHOLE, Groups
 from gdod.rows.lookup import Entries, Tables
-from gdod.rows.plan import Assignment, Place, Plan
-from gdod.rows.recipe import Located, Parameter, Recipe
+from gdod.rows.plan import Assignment, Place, Plan, Shared
+from gdod.rows.products import Products
+from gdod.rows.recipe import Recipe
 from gdod.rows.targets import Target
 from gdod.rows.trunk import Trunk
+from gdod.rows.uses import Contraction
 from gdod.rows.views import undo
 
 Input = Tensor | GradientEdge
 
 
 def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, penalty: Tensor | None = None) -> None:
-    """An ordinary backward pass, into `.grad`, of the losses times their seeds (plus a penalty)."""
+    """Run an ordinary backward pass, into `.grad`, of the losses times their seeds [K, B] (plus a penalty)."""
     outputs: list[Input] = [target.output for target in targets]
     values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
     if penalty is not None:
@@ -36,14 +41,15 @@ def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, 
 def gradients(
     targets: Sequence[Target], seeds: Tensor, retain_graph: bool, further: tuple[Tensor, Tensor] | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Parameters with their gradients of the losses times their seeds; nothing is written, no hook is called.
+    """Return all parameters with their gradients of the losses times their seeds [K, B].
 
-    ``further``: a tensor that is to be differentiated along with the losses, and its cotangent.
+    Nothing is written to `.grad`, and no hook is called. ``further`` is a tensor that is to be differentiated along
+    with the losses, and its cotangent.
     """
     graph = walk([target.node for target in targets])
     leaves = [graph.leaf(leaf) for leaf in graph.leaves()]
-    found = derivatives(targets, seeds, leaves, retain_graph, further)
-    return [(leaf, grad) for leaf, grad in zip(leaves, found, strict=True) if grad is not None]
+    grads = derivatives(targets, seeds, leaves, retain_graph, further)
+    return [(leaf, grad) for leaf, grad in zip(leaves, grads, strict=True) if grad is not None]
 
 
 def derivatives(
@@ -53,6 +59,7 @@ def derivatives(
     retain_graph: bool,
     further: tuple[Tensor, Tensor] | None = None,
 ) -> Sequence[Tensor | None]:
+    """Return the gradients of the losses times their seeds as `gradients` does, for these leaves."""
     outputs: list[Input] = [target.output for target in targets]
     values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
     if further is not None and further[0].requires_grad:
@@ -68,6 +75,7 @@ def grad(
     retain_graph: bool,
     create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
+    """Call `torch.autograd.grad`, with None for inputs that are not reached and a clear error for compiled models."""
     try:
         # Tensors and edges may stand in one list, which the annotations of torch do not say.
         return torch.autograd.grad(
@@ -89,7 +97,7 @@ def grad(
 
 @contextmanager
 def without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
-    """Hooks of a parameter are to see its whole gradient once, when it is accumulated."""
+    """Take the hooks off parameters: they are to see the whole gradient once, when it is accumulated."""
     hooked = [(x, x._backward_hooks) for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     for parameter, _ in hooked:
         parameter._backward_hooks = None
@@ -101,7 +109,7 @@ def without_hooks(inputs: Sequence[Input]) -> Iterator[None]:
 
 
 def _agree(some: dict[int, Deltas], others: dict[int, Deltas]) -> bool:
-    """Whether cotangents found in two ways are the same but for rounding."""
+    """Return whether cotangents that were computed in two ways are the same but for rounding."""
     for number, deltas in some.items():
         for one, other in zip(deltas, others[number], strict=True):
             one = torch.zeros_like(other) if one is None and other is not None else one
@@ -115,7 +123,7 @@ def _agree(some: dict[int, Deltas], others: dict[int, Deltas]) -> bool:
 
 
 class Passes:
-    """The backward passes over one graph, and what they leave."""
+    """The backward passes over one graph, and what comes out of them."""
 
     def __init__(self, graph: Graph, plan: Plan, recipe: Recipe, groups: Groups) -> None:
         self.graph, self.plan, self.recipe, self.groups = graph, plan, recipe, groups
@@ -125,12 +133,12 @@ class Passes:
         self.private: dict[int, list[tuple[int, Tensor]]] = {}
         self.count = 0
         # What nodes saved is read now: the last pass may free it.
-        tables = [slow.parameter for slow in recipe.slow if slow.is_table]
-        products = [parameter for pair in recipe.products for parameter in pair[:1]]
+        tables = [parameter for parameter in recipe.slow if parameter.is_table]
+        products = [weight for weight, _ in recipe.products]
         self.loaded = {
-            (parameter.leaf, number): at.place.use.load(graph.nodes[at.place.node])
+            (parameter.leaf, number): place.use.load(graph.nodes[place.node])
             for parameter in (*products, *recipe.tables, *recipe.others, *tables)
-            for number, at in enumerate(parameter.located)
+            for number, place in enumerate(parameter.places)
         }
 
     def run(
@@ -141,7 +149,7 @@ class Passes:
         retain_graph: bool,
         assignment: Assignment,
     ) -> None:
-        """One pass for all tasks or one a task; before that, for parameters on the slow path, one a row."""
+        """Run one pass for all tasks or one a task; before that, for parameters on the slow path, one a row."""
         if self.recipe.slow:
             self._run_rows(targets, seeds)
         # What is to be differentiated again has to come from autograd.
@@ -170,12 +178,12 @@ class Passes:
             leaves = self.plan.private[task]
             inputs = [*edges, *(self.graph.leaf(leaf) for leaf in leaves)]
             if task == active[-1] and not retain_graph:
-                found = self._last_pass(targets, task, seeds, inputs)
+                grads = self._last_pass(targets, task, seeds, inputs)
             else:
-                found = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
-            for number, delta in zip(nodes, found, strict=False):
+                grads = self._pass([targets[task]], inputs, [seeds[task]], retain_graph=True)
+            for number, delta in zip(nodes, grads, strict=False):
                 deltas[number][task] = delta
-            self._keep_private(task, leaves, found[len(nodes) : len(nodes) + len(leaves)])
+            self._keep_private(task, leaves, grads[len(nodes) : len(nodes) + len(leaves)])
 
     def _run_trunk(
         self, trunk: Trunk, targets: Sequence[Target], seeds: Tensor, active: Sequence[int], retain_graph: bool
@@ -185,9 +193,9 @@ class Passes:
         inputs: list[Input] = [*edges, *(self.graph.leaf(leaf) for _, leaf in leaves)]
         entries = trunk.entries(self.graph)
         starts = seeds.unbind()
-        found = self._pass([targets[task] for task in active], inputs, [starts[task] for task in active], retain_graph)
-        at_edges = dict(zip(trunk.edges, found, strict=False))
-        for (task, leaf), grad in zip(leaves, found[len(edges) :], strict=True):
+        grads = self._pass([targets[task] for task in active], inputs, [starts[task] for task in active], retain_graph)
+        at_edges = dict(zip(trunk.edges, grads, strict=False))
+        for (task, leaf), grad in zip(leaves, grads[len(edges) :], strict=True):
             self._keep_private(task, [leaf], [grad])
         shared = trunk.run(self.graph, entries, at_edges, self.tasks)
         self.deltas = {}
@@ -207,19 +215,14 @@ class Passes:
     def _last_pass(
         self, targets: Sequence[Target], task: int, seeds: Tensor, inputs: list[Input]
     ) -> Sequence[Tensor | None]:
-        """Frees the graph on its way: so it also goes, with nothing, where only other tasks go."""
+        """Run the pass of a task that frees the graph: so it also goes, with zeros, where only other tasks go."""
         others = {id(target.output): target for target in targets if target.output is not targets[task].output}
-        nothing = torch.zeros_like(seeds[task])
-        slow, _, _ = self._slow_inputs()
-        starts = [targets[task], *others.values()]
-        return self._pass(starts, [*inputs, *slow], [seeds[task], *[nothing] * len(others)], retain_graph=False)
+        starts, values = [targets[task], *others.values()], [seeds[task]]
+        values += [torch.zeros_like(seeds[task])] * len(others)
+        return self._pass(starts, [*inputs, *self._slow_inputs()[0]], values, retain_graph=False)
 
     def _pass(
-        self,
-        targets: Sequence[Target],
-        inputs: list[Input],
-        seeds: Sequence[Tensor],
-        retain_graph: bool,
+        self, targets: Sequence[Target], inputs: list[Input], seeds: Sequence[Tensor], retain_graph: bool
     ) -> Sequence[Tensor | None]:
         if not inputs:
             return []
@@ -230,10 +233,10 @@ class Passes:
             return grad([target.output for target in targets], inputs, values, retain_graph, torch.is_grad_enabled())
 
     def _slow_inputs(self) -> tuple[list[Input], tuple[int, ...], tuple[int, ...]]:
-        """What a pass for a row asks for: cotangents at tables' nodes, gradients of other leaves."""
+        """Return what a pass for a row asks for: cotangents at tables' nodes, gradients of other leaves."""
         slow = self.recipe.slow
-        nodes = tuple(dict.fromkeys(at.place.node for s in slow if s.is_table for at in s.parameter.located))
-        leaves = tuple(s.parameter.leaf for s in slow if not s.is_table)
+        nodes = tuple(dict.fromkeys(place.node for p in slow if p.is_table for place in p.places))
+        leaves = tuple(p.leaf for p in slow if not p.is_table)
         edges: list[Input] = [GradientEdge(self.graph.nodes[number], 0) for number in nodes]
         return [*edges, *(self.graph.leaf(leaf) for leaf in leaves)], nodes, leaves
 
@@ -245,25 +248,34 @@ class Passes:
             inside = seeds * (self.groups.of_example == group).to(seeds)
             for task, some in enumerate(inside.any(1).tolist()):
                 if some:
-                    found = self._pass([targets[task]], inputs, [inside[task]], retain_graph=True)
-                    for number, grad in zip((*nodes, *leaves), found, strict=True):
+                    grads = self._pass([targets[task]], inputs, [inside[task]], retain_graph=True)
+                    for number, grad in zip((*nodes, *leaves), grads, strict=True):
                         self.rows[number][group * self.tasks + task] = grad
 
     def blocks(self) -> Iterator[Block]:
+        """Yield the rows of all shared parameters."""
         yield from self._products()
-        yield from self._tables([(parameter, self.deltas, self.groups) for parameter in self.recipe.tables])
+        yield from self._tables(self.recipe.tables, self.deltas, self.groups)
         for parameter in self.recipe.others:
             yield from self._other(parameter)
-        yield from self._tables([(s.parameter, self.rows, Groups(1, 1)) for s in self.recipe.slow if s.is_table])
-        for s in self.recipe.slow:
-            if not s.is_table:
-                yield from self._direct(s.parameter.leaf)
+        yield from self._tables([p for p in self.recipe.slow if p.is_table], self.rows, Groups(1, 1))
+        for parameter in self.recipe.slow:
+            if not parameter.is_table:
+                yield from self._direct(parameter.leaf)
 
-    def _cotangent(self, at: Located) -> Cotangent | None:
-        return Cotangent.of(self.deltas[at.place.node], self.groups, at.owner)
+    def _reached(
+        self, parameter: Shared, deltas: Mapping[int, Deltas], groups: Groups
+    ) -> list[tuple[Place, Any, Cotangent]]:
+        """Return the places that tasks reach, each with what its node saved and the cotangent there."""
+        cotangents = [Cotangent.of(deltas[place.node], groups, place.owner) for place in parameter.places]
+        return [
+            (place, self.loaded[parameter.leaf, number], cotangent)
+            for number, (place, cotangent) in enumerate(zip(parameter.places, cotangents, strict=True))
+            if cotangent is not None
+        ]
 
-    def _viewed(self, parameter: Parameter) -> tuple[Tensor, torch.Size, Chain]:
-        place = parameter.located[0].place
+    def _viewed(self, parameter: Shared) -> tuple[Tensor, torch.Size, Chain]:
+        place = parameter.places[0]
         return self.graph.leaf(parameter.leaf), place.shape, self._chain(place)
 
     def _chain(self, place: Place) -> Chain:
@@ -271,55 +283,43 @@ class Passes:
 
     def _products(self) -> Iterator[Block]:
         for weight, bias in self.recipe.products:
-            uses = []
-            for number, at in enumerate(weight.located):
-                cotangent = self._cotangent(at)
-                if cotangent is not None:
-                    assert isinstance(at.place.use, Contraction)
-                    uses.append((at.place.use, self.loaded[weight.leaf, number], cotangent))
-            if uses:
+            reached = self._reached(weight, self.deltas, self.groups)
+            if reached:
+                uses = [(cast(Contraction, place.use), x, cotangent) for place, x, cotangent in reached]
                 yield Products(uses, self._viewed(weight), None if bias is None else self._viewed(bias))
 
-    def _tables(self, parameters: list[tuple[Parameter, Mapping[int, Deltas], Groups]]) -> Iterator[Block]:
-        """Tables of one width and kind share a block."""
+    def _tables(self, parameters: Sequence[Shared], deltas: Mapping[int, Deltas], groups: Groups) -> Iterator[Block]:
+        """Yield the rows of tables, a block for all of one width and kind."""
         kinds: dict[tuple[object, ...], list[tuple[Tensor, bool, list[tuple[Entries, Cotangent]]]]] = {}
-        for parameter, deltas, groups in parameters:
-            table, uses, sparse = self.graph.leaf(parameter.leaf), [], False
-            for number, at in enumerate(parameter.located):
-                cotangent = Cotangent.of(deltas[at.place.node], groups, at.owner)
-                if cotangent is not None:
-                    uses.append((self.loaded[parameter.leaf, number], cotangent))
-                    sparse = self.graph.nodes[at.place.node]._saved_sparse  # type: ignore[attr-defined]
-            if uses:
-                kind = (table.shape[1], table.device, uses[0][1].dtype)
-                kinds.setdefault(kind, []).append((table, sparse, uses))
+        for parameter in parameters:
+            reached = self._reached(parameter, deltas, groups)
+            if reached:
+                table, last = self.graph.leaf(parameter.leaf), self.graph.nodes[reached[-1][0].node]
+                kind = (table.shape[1], table.device, reached[0][2].dtype)
+                uses = [(entries, cotangent) for _, entries, cotangent in reached]
+                kinds.setdefault(kind, []).append((table, last._saved_sparse, uses))  # type: ignore[attr-defined]
         for tables in kinds.values():
             yield Tables(tables)
 
-    def _other(self, parameter: Parameter) -> Iterator[Block]:
-        """Rows as a matrix; of several uses in the parameter's own shape, so that they can be added."""
+    def _other(self, parameter: Shared) -> Iterator[Block]:
+        """Yield the rows as a matrix; of several uses in the parameter's own shape, so that they can be added."""
         leaf, shape, chain = self._viewed(parameter)
-        several, total = len(parameter.located) > 1, None
-        for number, at in enumerate(parameter.located):
-            cotangent = self._cotangent(at)
-            if cotangent is None:
-                continue
-            rows = at.place.use.rows(self.loaded[parameter.leaf, number], cotangent, at.place.shape)
-            if several:
-                views = self._chain(at.place)
+        parts = []
+        for place, loaded, cotangent in self._reached(parameter, self.deltas, self.groups):
+            rows = place.use.rows(loaded, cotangent, place.shape)
+            if len(parameter.places) > 1:
+                views, shape, chain = self._chain(place), leaf.shape, []
                 rows = torch.stack([undo(views, row).to(rows.dtype) for row in rows]) if views else rows
-                total = rows if total is None else total + rows
-            else:
-                total = rows
-        if total is not None and several:
-            shape, chain = leaf.shape, []
-        if total is not None:
+            parts.append(rows)
+        if parts:
+            total = reduce(torch.add, parts)
             yield Dense(leaf, total.reshape(len(total), -1), shape, chain)
 
     def _direct(self, leaf: int) -> Iterator[Block]:
+        """Yield the rows that came from a pass each."""
         parameter = self.graph.leaf(leaf)
         rows = [None if row is None else row.to_dense() if row.is_sparse else row for row in self.rows[leaf]]
-        cotangent = Cotangent.of(rows, Groups(1, 1), Owner(0, 1))
+        cotangent = Cotangent.of(rows, Groups(1, 1), WHOLE)
         if cotangent is not None:
             stacked = working(cotangent.stacked).reshape(cotangent.rows, -1)
             yield Dense(parameter, stacked, parameter.shape, [])

@@ -14,12 +14,12 @@ import torch
 from torch.autograd.graph import Node
 
 from gdod.errors import InputError
-from gdod.rows.contraction import Contraction
 from gdod.rows.graph import LEAF, Graph
-from gdod.rows.groups import Owner
-from gdod.rows.lookup import Bag, Lookup
-from gdod.rows.rules import Use, rule_for
-from gdod.rows.views import is_view, output_shape
+from gdod.rows.groups import WHOLE, Owner
+from gdod.rows.lookup import TableUse
+from gdod.rows.node_kinds import is_view, kind_of, use_of
+from gdod.rows.uses import Contraction, Use
+from gdod.rows.views import output_shape
 
 if TYPE_CHECKING:
     from gdod.rows.recipe import Recipe
@@ -35,50 +35,55 @@ class Place:
 
     node: int
     use: Use
-    chain: Chain  # (node, output) from the parameter outwards
+    chain: Chain  # the (node, output) of each view, from the parameter outwards
     view: tuple[Hashable, ...]  # what the chain does: equal for equal views
-    shape: torch.Size  # of the viewed parameter
+    shape: torch.Size  # the shape of the viewed parameter
+    owner: Owner = WHOLE  # the owner of the elements of the cotangent there, once it is known
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A shared parameter and all its uses; or why autograd has to find each of its rows."""
+    """A shared parameter and all its uses, and the reason, if there is one, why each row takes a backward pass."""
 
     leaf: int
     places: tuple[Place, ...]
-    reason: str | None = None
+    reason: str = ""
+    mixes: bool = False  # whether the reason is that examples mix
 
     @property
     def is_table(self) -> bool:
-        return bool(self.places) and all(isinstance(p.use, Lookup | Bag) and not p.chain for p in self.places)
+        """Whether all uses look vectors up in the parameter itself."""
+        return bool(self.places) and all(isinstance(p.use, TableUse) and not p.chain for p in self.places)
 
     @property
     def is_product(self) -> bool:
-        """Uses that can be joined: one kind of contraction, through the same views."""
+        """Whether all uses can be joined: one kind of contraction, through the same views."""
         kinds = {(place.use, place.view) for place in self.places}
         return len(kinds) == 1 and isinstance(self.places[0].use, Contraction)
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What is known about all graphs of one structure."""
+
     shared: tuple[Shared, ...]
-    private: tuple[tuple[int, ...], ...]  # for each task the other leaves that it reaches
-    nodes: tuple[int, ...]  # where cotangents are wanted
-    way: tuple[tuple[int, int], ...]  # (node, output) of everything between the losses and there
-    last_layer: tuple[int, ...]  # shared leaves that are used closest to the losses
+    private: tuple[tuple[int, ...], ...]  # for each task the leaves that it reaches and that are not shared
+    nodes: tuple[int, ...]  # the nodes where cotangents are wanted
+    way: tuple[tuple[int, int], ...]  # the (node, output) of everything between the losses and there
+    last_layer: tuple[int, ...]  # the shared leaves that are used closest to the losses
     reached: tuple[frozenset[int], ...]  # for each task all nodes that its loss reaches
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
 
 
 @dataclass
 class Assignment:
-    """Owners of the cotangents' elements, for one set of cotangent shapes, and what follows from them."""
+    """The owners of the cotangents' elements, for one set of cotangent shapes, and what follows from them."""
 
     owners: dict[tuple[int, int], list[Owner]] = field(default_factory=dict)
-    visits: int = 0
-    settled: bool = False
-    recipe: Recipe | None = None  # made in recipe.py
-    trunk: Trunk | None = None  # made in trunk.py
+    visits: int = 0  # the number of steps that had these shapes
+    settled: bool = False  # whether other numbers in the same graph cannot change the owners
+    recipe: Recipe | None = None
+    trunk: Trunk | None = None
     examine: bool = True  # whether the trunk is to be compared with autograd's own passes in this step
 
 
@@ -87,6 +92,10 @@ _KEPT = 256
 
 
 def plan_for(graph: Graph, examples: int, named: frozenset[int] | None) -> Plan:
+    """Return the plan for a graph, made anew if none of its structure was seen lately.
+
+    ``named`` holds the ids of the shared parameters; None: those that at least two tasks reach.
+    """
     key = (graph.signature, examples, named)
     plan = _PLANS.get(key)
     if plan is None:
@@ -99,11 +108,9 @@ def plan_for(graph: Graph, examples: int, named: frozenset[int] | None) -> Plan:
 
 
 def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
-    if any(graph.kind(number) == "CheckpointFunctionBackward" for number in range(len(graph.nodes))):
-        raise InputError(
-            "the model uses reentrant gradient checkpointing, which hides its parameters from the graph of the "
-            "losses; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
-        )
+    refusal = next((kind_of(node).refusal for node in graph.nodes if kind_of(node).refusal is not None), None)
+    if refusal is not None:
+        raise InputError(refusal)
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     reached = [_reach(graph, numbers, root) for root in roots]
     leaves = graph.leaves()
@@ -117,28 +124,28 @@ def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
         for slot, (child, output) in enumerate(node.next_functions):
             if child is not None:
                 consumers.setdefault(numbers[child], []).append((number, slot, output))
-    found = tuple(_uses(graph, consumers, set(roots), leaf) for leaf in shared)
+    parameters = tuple(_uses(graph, consumers, set(roots), leaf) for leaf in shared)
     others = [leaf for leaf in leaves if leaf not in set(shared)]
-    nodes = tuple(dict.fromkeys(place.node for parameter in found for place in parameter.places))
+    nodes = tuple(dict.fromkeys(place.node for parameter in parameters for place in parameter.places))
     return Plan(
-        shared=found,
+        shared=parameters,
         private=tuple(tuple(leaf for leaf in others if leaf in reach) for reach in reached),
         nodes=nodes,
         way=tuple(_way(graph, consumers, nodes)),
-        last_layer=_last_layer(found),
+        last_layer=_last_layer(parameters),
         reached=tuple(map(frozenset, reached)),
     )
 
 
 def _last_layer(shared: tuple[Shared, ...]) -> tuple[int, ...]:
-    """Nodes are numbered from the losses on, so the smallest number is closest to them."""
+    """Return the leaves used closest to the losses: nodes are numbered from there on."""
     first = {parameter.leaf: min((place.node for place in parameter.places), default=None) for parameter in shared}
     nearest = min((node for node in first.values() if node is not None), default=None)
     return tuple(leaf for leaf, node in first.items() if node is not None and node == nearest)
 
 
 def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Outputs of ``nodes`` and of all nodes that pass a cotangent on to them."""
+    """Yield the outputs of ``nodes`` and of all nodes that pass a cotangent on to them."""
     seen, stack = set(nodes), list(nodes)
     yield from ((number, 0) for number in nodes)
     while stack:
@@ -153,9 +160,8 @@ def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator
 def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
     seen, stack = {root}, [root]
     while stack:
-        for child, _ in graph.children(stack.pop()):
-            number = numbers[child]
-            if number not in seen:
+        for child, _ in graph.nodes[stack.pop()].next_functions:
+            if child is not None and (number := numbers[child]) not in seen:
                 seen.add(number)
                 stack.append(number)
     return seen
@@ -164,7 +170,7 @@ def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
 def _uses(graph: Graph, consumers: Consumers, roots: set[int], leaf: int) -> Shared:
     places = []
     for node, slot, chain in _meetings(graph, consumers, roots, leaf, ()):
-        use = rule_for(graph.nodes[node], slot)
+        use = use_of(graph.nodes[node], slot)
         if isinstance(use, str):
             return Shared(leaf, (), use)
         inside, output = chain[-1] if chain else (leaf, 0)
@@ -176,7 +182,7 @@ def _uses(graph: Graph, consumers: Consumers, roots: set[int], leaf: int) -> Sha
 def _meetings(
     graph: Graph, consumers: Consumers, roots: set[int], number: int, chain: Chain
 ) -> Iterator[tuple[int, int, Chain]]:
-    """Follows a parameter through its views to the nodes that use it: (node, input, chain)."""
+    """Follow a parameter through its views and yield each node that uses it, as (node, input, chain)."""
     for consumer, slot, output in consumers.get(number, ()):
         views = chain if type(graph.nodes[number]) is LEAF else (*chain, (number, output))
         if is_view(graph.nodes[consumer]) and consumer not in roots:

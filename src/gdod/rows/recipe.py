@@ -1,74 +1,50 @@
-"""How the rows of each shared parameter are found, once it is known which example owns what."""
+"""How each shared parameter gets its rows, once it is known which example owns what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from gdod.rows.contraction import Contraction
 from gdod.rows.graph import Graph
 from gdod.rows.groups import Owner
 from gdod.rows.ownership import has_candidates
-from gdod.rows.plan import Place, Plan, Shared
-from gdod.rows.rules import RULES
-
-_WHOLE = Owner(0, 1)
-
-
-@dataclass(frozen=True)
-class Located:
-    """A place whose cotangent's elements are assigned to examples."""
-
-    place: Place
-    owner: Owner
-
-
-@dataclass(frozen=True)
-class Parameter:
-    leaf: int
-    located: tuple[Located, ...]
-
-
-@dataclass(frozen=True)
-class Slow:
-    """A parameter that needs a backward pass for each row."""
-
-    parameter: Parameter
-    reason: str
-    mixes: bool
-    is_table: bool  # then only the touched entries are asked for
+from gdod.rows.plan import Plan, Shared
+from gdod.rows.uses import Contraction, Reduction
 
 
 @dataclass(frozen=True)
 class Recipe:
-    products: tuple[tuple[Parameter, Parameter | None], ...]  # a weight, and the bias added in the same nodes
-    tables: tuple[Parameter, ...]
-    others: tuple[Parameter, ...]
-    slow: tuple[Slow, ...]
+    """All shared parameters, sorted by how they get their rows."""
+
+    products: tuple[tuple[Shared, Shared | None], ...]  # weights, each with the bias added in the same nodes
+    tables: tuple[Shared, ...]
+    others: tuple[Shared, ...]
+    slow: tuple[Shared, ...]  # those that need a backward pass for each row
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Where each task's backward pass leaves a cotangent."""
+        """The nodes at whose output the cotangents of all tasks are wanted."""
         parameters = [p for pair in self.products for p in pair if p is not None]
-        located = [at for p in (*parameters, *self.tables, *self.others) for at in p.located]
-        return tuple(dict.fromkeys(at.place.node for at in located))
+        places = [place for p in (*parameters, *self.tables, *self.others) for place in p.places]
+        return tuple(dict.fromkeys(place.node for place in places))
 
 
 def make_recipe(
-    graph: Graph,
-    plan: Plan,
-    owners: dict[int, list[Owner]],
-    shapes: dict[int, torch.Size],
-    examples: int,
+    graph: Graph, plan: Plan, owners: dict[int, list[Owner]], shapes: dict[int, torch.Size], examples: int
 ) -> Recipe:
+    """Sort the shared parameters of a plan by how they get their rows.
+
+    ``owners`` and ``shapes`` hold, for each node of the plan, the possible owners of its cotangent's elements, and the
+    cotangent's shape.
+    """
     products, tables, others, slow = [], [], [], []
     for shared in plan.shared:
-        parameter, why, mixes = _locate(graph, shared, owners, shapes, examples)
-        if why is not None:
-            slow.append(Slow(parameter, why, mixes, shared.is_table))
-        elif shared.is_table:
+        parameter = _locate(graph, shared, owners, shapes, examples)
+        if parameter.reason:
+            slow.append(parameter)
+        elif parameter.is_table:
             tables.append(parameter)
-        elif shared.is_product:
+        elif parameter.is_product:
             products.append(parameter)
         else:
             others.append(parameter)
@@ -82,39 +58,35 @@ def make_recipe(
 
 
 def _locate(
-    graph: Graph,
-    shared: Shared,
-    owners: dict[int, list[Owner]],
-    shapes: dict[int, torch.Size],
-    examples: int,
-) -> tuple[Parameter, str | None, bool]:
-    located, why, mixes = [], shared.reason, False
+    graph: Graph, shared: Shared, owners: dict[int, list[Owner]], shapes: dict[int, torch.Size], examples: int
+) -> Shared:
+    """Return the parameter with the owner at each of its places, or with the reason why there is none."""
+    places, reason, mixes = [], shared.reason, False
     for place in shared.places:
         shape, known = shapes[place.node], owners[place.node]
         owner = next((o for o in known if place.use.allows(o, shape, place.shape, examples)), None)
         if owner is None:
-            kind = graph.kind(place.node)
+            kind = type(graph.nodes[place.node]).__name__
             mixes = mixes or (not known and has_candidates(shape, examples))
-            why = f"examples mix above {kind}" if mixes else f"no dimension of examples to sum over at {kind}"
-        located.append(Located(place, owner or _WHOLE))
-    if not shared.places and why is None:
-        why = "it is a loss itself"
-    return Parameter(shared.leaf, tuple(located)), why, mixes
+            reason = f"examples mix above {kind}" if mixes else f"no dimension of examples to sum over at {kind}"
+        places.append(place if owner is None else replace(place, owner=owner))
+    return Shared(shared.leaf, tuple(places), reason if places or reason else "it is a loss itself", mixes)
 
 
-def _added_with(graph: Graph, weight: Parameter, bias: Parameter) -> bool:
-    """Whether ``bias`` is what `addmm` adds to the product with ``weight``, everywhere."""
-    if [at.place.node for at in weight.located] != [at.place.node for at in bias.located]:
+def _added_with(graph: Graph, weight: Shared, bias: Shared) -> bool:
+    """Return whether ``bias`` is what `addmm` adds to the product with ``weight``, everywhere."""
+    if [place.node for place in weight.places] != [place.node for place in bias.places]:
         return False
-    if any(at.place.use is not RULES["AddmmBackward0", 0] for at in bias.located):
-        return False
-    use = weight.located[0].place.use
+    use, shape = weight.places[0].use, weight.places[0].shape
     assert isinstance(use, Contraction)
-    outputs = weight.located[0].place.shape[-1]
-    return not use.left and all(
-        at.place.shape == (outputs,)
-        and at.owner == other.owner
-        and at.place.view == bias.located[0].place.view
-        and graph.nodes[at.place.node]._saved_beta == 1  # type: ignore[attr-defined]
-        for at, other in zip(bias.located, weight.located, strict=True)
+    if use.left or len(shape) != 2:
+        return False
+    return all(
+        # In a node that multiplies matrices, this is the use of what is added.
+        isinstance(place.use, Reduction)
+        and place.shape == shape[-1:]
+        and place.owner == other.owner
+        and place.view == bias.places[0].view
+        and graph.nodes[place.node]._saved_beta == 1  # type: ignore[attr-defined]
+        for place, other in zip(bias.places, weight.places, strict=True)
     )

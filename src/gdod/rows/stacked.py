@@ -3,8 +3,8 @@
 A rule takes the node, the number of its input and the input's shape, and returns a function from the
 stacked cotangent [K, *output shape] to the input's stacked gradient [K, *shape], which makes one call of
 the framework where autograd would make K. What the node saved is read when the rule is called, so that
-the function can be used after the graph is freed. Nodes without a rule are called by themselves, once
-for each task.
+the function can be used after the graph is freed. Each rule is called after the operation whose backward
+it is; the table of node kinds refers to them. Nodes without a rule are called by themselves, once a task.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _LARGE = 2**15
 
 
 def _summed(d: Tensor, shape: torch.Size) -> Tensor:
-    """Undoes broadcasting."""
+    """Undo broadcasting: return the stacked gradient summed to [K, *shape]."""
     if d.shape[1:] == shape:
         return d
     extra = d.dim() - 1 - len(shape)
@@ -35,20 +35,16 @@ def _summed(d: Tensor, shape: torch.Size) -> Tensor:
     return d.sum(wide, keepdim=True) if wide else d
 
 
-def _same(node: Node, slot: int, shape: torch.Size) -> Pass:
-    return lambda d: d
-
-
-def _reshaped(node: Node, slot: int, shape: torch.Size) -> Pass:
+def reshape(node: Node, slot: int, shape: torch.Size) -> Pass:
     return lambda d: d.reshape(d.shape[0], *shape)
 
 
-def _broadcast(node: Node, slot: int, shape: torch.Size) -> Pass:
+def expand(node: Node, slot: int, shape: torch.Size) -> Pass:
     return lambda d: _summed(d, shape)
 
 
-def _product(left: str, right: str) -> Rule:
-    """``left @ right`` of matrices or of stacks of them."""
+def product(left: str, right: str) -> Rule:
+    """Return the rule of ``left @ right``, matrices or stacks of them, from where the node keeps both."""
 
     def rule(node: Node, slot: int, shape: torch.Size) -> Pass:
         factor: Tensor = getattr(node, left if slot else right).mT
@@ -60,7 +56,7 @@ def _product(left: str, right: str) -> Rule:
 
 
 def _through(d: Tensor, factor: Tensor) -> Tensor:
-    """[K, rows, in] x [in, out]"""
+    """Multiply [K, rows, in] x [in, out], a large result in memory that is kept."""
     tasks, rows, size = d.shape
     if tasks * rows * factor.shape[1] < _LARGE or (out := take((tasks * rows, factor.shape[1]), d)) is None:
         return d @ factor
@@ -80,35 +76,39 @@ def _from_left(factor: Tensor, d: Tensor) -> Tensor:
     return torch.bmm(factor, flat).view(experts, -1, tasks, columns).permute(2, 0, 1, 3)
 
 
-def _added_product(left: str, right: str) -> Rule:
-    """``beta * something + alpha * left @ right``"""
-    product = _product(left, right)
+def added_product(left: str, right: str) -> Rule:
+    """Return the rule of ``beta * something + alpha * left @ right``."""
+    multiplied = product(left, right)
 
     def rule(node: Node, slot: int, shape: torch.Size) -> Pass:
         if slot == 0:
             beta = node._saved_beta  # type: ignore[attr-defined]
             return lambda d: _summed(d if beta == 1 else d * beta, shape)
-        alpha, through = node._saved_alpha, product(node, slot - 1, shape)  # type: ignore[attr-defined]
+        alpha, through = node._saved_alpha, multiplied(node, slot - 1, shape)  # type: ignore[attr-defined]
         return through if alpha == 1 else lambda d: through(d * alpha)
 
     return rule
 
 
-def _transposed(node: Node, slot: int, shape: torch.Size) -> Pass:
+def transpose(node: Node, slot: int, shape: torch.Size) -> Pass:
     first = signed(node._saved_dim0) % len(shape) + 1  # type: ignore[attr-defined]
     second = signed(node._saved_dim1) % len(shape) + 1  # type: ignore[attr-defined]
     return lambda d: d.transpose(first, second)
 
 
-def _permuted(node: Node, slot: int, shape: torch.Size) -> Pass:
+def t(node: Node, slot: int, shape: torch.Size) -> Pass:
+    return lambda d: d.transpose(1, 2)
+
+
+def permute(node: Node, slot: int, shape: torch.Size) -> Pass:
     back = [0] * len(shape)
     for dim, source in enumerate(node._saved_dims):  # type: ignore[attr-defined]
         back[signed(source) % len(shape)] = dim + 1
     return lambda d: d.permute(0, *back)
 
 
-def _cut(node: Node, slot: int, shape: torch.Size) -> Pass:
-    """`cat`: the part of this input. Inputs without a gradient hide their size; only one side may have them."""
+def cat(node: Node, slot: int, shape: torch.Size) -> Pass:
+    """The part of this input; `sizes_are_known` has to hold."""
     dim = signed(node._saved_dim) % len(shape)  # type: ignore[attr-defined]
     sizes = [None if child is None else output_shape(child, at)[dim] for child, at in node.next_functions]
     before, after, size = sizes[:slot], sizes[slot + 1 :], shape[dim]
@@ -119,7 +119,14 @@ def _cut(node: Node, slot: int, shape: torch.Size) -> Pass:
     return lambda d: d.narrow(dim + 1, start, size)
 
 
-def _softmax(node: Node, slot: int, shape: torch.Size) -> Pass:
+def sizes_are_known(node: Node, slot: int) -> bool:
+    """Return whether `cat` can tell where an input begins: those without a gradient, which hide their size, lie on
+    one side of it."""
+    hidden = [child is None for child, _ in node.next_functions]
+    return not (any(hidden[:slot]) and any(hidden[slot + 1 :]))
+
+
+def softmax(node: Node, slot: int, shape: torch.Size) -> Pass:
     dim, y = signed(node._saved_dim) % len(shape), node._saved_result  # type: ignore[attr-defined]
 
     def back(d: Tensor) -> Tensor:
@@ -129,19 +136,19 @@ def _softmax(node: Node, slot: int, shape: torch.Size) -> Pass:
     return back
 
 
-def _clamped(node: Node, slot: int, shape: torch.Size) -> Pass:
+def clamp(node: Node, slot: int, shape: torch.Size) -> Pass:
     x, low, high = node._saved_self, node._saved_min, node._saved_max  # type: ignore[attr-defined]
     inside = torch.ones_like(x, dtype=torch.bool) if low is None else x >= low
     inside = inside if high is None else inside & (x <= high)
     return lambda d: d * inside
 
 
-def _times(node: Node, slot: int, shape: torch.Size) -> Pass:
+def mul(node: Node, slot: int, shape: torch.Size) -> Pass:
     factor = node._saved_self if slot else node._saved_other  # type: ignore[attr-defined]
     return lambda d: _summed(d * factor, shape)
 
 
-def _divided(node: Node, slot: int, shape: torch.Size) -> Pass:
+def div(node: Node, slot: int, shape: torch.Size) -> Pass:
     y = node._saved_other  # type: ignore[attr-defined]
     if slot == 0:
         return lambda d: _summed(d / y, shape)
@@ -149,7 +156,9 @@ def _divided(node: Node, slot: int, shape: torch.Size) -> Pass:
     return lambda d: _summed(-d * x / (y * y), shape)
 
 
-def _plus(sign: int) -> Rule:
+def add(sign: int) -> Rule:
+    """Return the rule of ``self + sign * alpha * other``."""
+
     def rule(node: Node, slot: int, shape: torch.Size) -> Pass:
         factor = sign * node._saved_alpha if slot else 1  # type: ignore[attr-defined]
         return lambda d: _summed(d if factor == 1 else d * factor, shape)
@@ -157,18 +166,25 @@ def _plus(sign: int) -> Rule:
     return rule
 
 
-def _reduced(node: Node, slot: int, shape: torch.Size) -> Pass:
+def sum_over(node: Node, slot: int, shape: torch.Size) -> Pass:
     dims = sorted(signed(dim) % len(shape) for dim in node._saved_dim)  # type: ignore[attr-defined]
     kept = torch.Size(1 if dim in dims else size for dim, size in enumerate(shape))
     return lambda d: d.reshape(d.shape[0], *kept).expand(d.shape[0], *shape)
 
 
-def _averaged(node: Node, slot: int, shape: torch.Size) -> Pass:
-    spread, count = _reduced(node, slot, shape), shape.numel() // output_shape(node, 0).numel()
+def mean_over(node: Node, slot: int, shape: torch.Size) -> Pass:
+    spread, count = sum_over(node, slot, shape), shape.numel() // output_shape(node, 0).numel()
     return lambda d: spread(d / count)
 
 
-def _pointwise(derivative: Callable[[Tensor, Tensor], Tensor], saved: str) -> Rule:
+def names_dimensions(node: Node, slot: int) -> bool:
+    """Return whether a sum or mean says over which dimensions; if it does not, it is over all."""
+    return bool(node._saved_dim)  # type: ignore[attr-defined]
+
+
+def pointwise(derivative: Callable[[Tensor, Tensor], Tensor], saved: str) -> Rule:
+    """Return the rule of an activation, from its backward function and the saved result or input that it takes."""
+
     def rule(node: Node, slot: int, shape: torch.Size) -> Pass:
         x = getattr(node, saved)
         return lambda d: derivative(d, x)
@@ -176,66 +192,21 @@ def _pointwise(derivative: Callable[[Tensor, Tensor], Tensor], saved: str) -> Ru
     return rule
 
 
-def _relu(d: Tensor, y: Tensor) -> Tensor:
+def relu(d: Tensor, y: Tensor) -> Tensor:
     if d.numel() < _LARGE or (out := take(d.shape, d)) is None:
         return _aten.threshold_backward(d, y, 0)  # type: ignore[no-any-return]
     return _aten.threshold_backward.grad_input(d, y, 0, grad_input=out)  # type: ignore[no-any-return]
 
 
-RULES: dict[str, Rule] = {
-    "AddBackward0": _plus(1),
-    "AddmmBackward0": _added_product("_saved_mat1", "_saved_mat2"),
-    "BaddbmmBackward0": _added_product("_saved_batch1", "_saved_batch2"),
-    "BmmBackward0": _product("_saved_self", "_saved_mat2"),
-    "CatBackward0": _cut,
-    "ClampBackward1": _clamped,
-    "CloneBackward0": _same,
-    "DivBackward0": _divided,
-    "ExpandBackward0": _broadcast,
-    "MeanBackward1": _averaged,
-    "MmBackward0": _product("_saved_self", "_saved_mat2"),
-    "MulBackward0": _times,
-    "PermuteBackward0": _permuted,
-    "ReluBackward0": _pointwise(_relu, "_saved_result"),
-    "ReshapeAliasBackward0": _reshaped,
-    "SigmoidBackward0": _pointwise(_aten.sigmoid_backward, "_saved_result"),
-    "SiluBackward0": _pointwise(_aten.silu_backward, "_saved_self"),
-    "SoftmaxBackward0": _softmax,
-    "SqueezeBackward0": _reshaped,
-    "SqueezeBackward1": _reshaped,
-    "SqueezeBackward2": _reshaped,
-    "SqueezeBackward4": _reshaped,
-    "SubBackward0": _plus(-1),
-    "SumBackward1": _reduced,
-    "TBackward0": lambda node, slot, shape: lambda d: d.transpose(1, 2),
-    "TanhBackward0": _pointwise(_aten.tanh_backward, "_saved_result"),
-    "TransposeBackward0": _transposed,
-    "TransposeBackward1": _transposed,
-    "UnsafeViewBackward0": _reshaped,
-    "UnsqueezeBackward0": _reshaped,
-    "ViewBackward0": _reshaped,
-}
-
-
-def rule_for(node: Node, slot: int) -> Rule | None:
-    rule = RULES.get(type(node).__name__)
-    if rule is _cut:
-        hidden = [child is None for child, _ in node.next_functions]
-        return None if any(hidden[:slot]) and any(hidden[slot + 1 :]) else rule
-    if rule is _reduced or rule is _averaged:
-        return rule if node._saved_dim else None  # type: ignore[attr-defined]  # no dimension named: over all
-    return rule
-
-
 def call(node: Node, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """All inputs' stacked gradients by the node itself, from the stacked cotangents of its outputs."""
+    """Return all inputs' stacked gradients from the stacked cotangents of the outputs, by a call of the node a task."""
     tasks = next(len(d) for d in cotangents if d is not None)
-    found = []
+    by_task = []
     for task in range(tasks):
         result = node(*(None if d is None else d[task] for d in cotangents))  # type: ignore[operator]
-        found.append(result if isinstance(result, tuple) else (result,))
+        by_task.append(result if isinstance(result, tuple) else (result,))
     # It is autograd that undoes broadcasting, not the node.
     return [
         None if child is None or parts[0] is None else _summed(torch.stack(parts), output_shape(child, output))
-        for (child, output), parts in zip(node.next_functions, zip(*found, strict=True), strict=True)
+        for (child, output), parts in zip(node.next_functions, zip(*by_task, strict=True), strict=True)
     ]

@@ -6,11 +6,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from gdod.rows.graph import signed
+from gdod.rows.node_kinds import kind_of
 
 
 @dataclass(frozen=True)
 class Target:
-    """Per-example losses of one task: a tensor [batch] in the graph, or a column of one [batch, tasks]."""
+    """The per-example losses of one task: a tensor [B] in the graph, or a column of one [B, K]."""
 
     output: Tensor | GradientEdge
     column: int | None = None
@@ -21,7 +22,7 @@ class Target:
         return self.output.node if isinstance(self.output, GradientEdge) else self.output.grad_fn  # type: ignore[return-value]
 
     def seed(self, values: Tensor) -> Tensor:
-        """What to start a backward pass with, from one number an example."""
+        """Return the cotangent of ``output`` that gives each example its value. [B] or [B, columns]"""
         if self.column is None:
             return values
         seed = values.new_zeros(len(values), self.columns)
@@ -30,20 +31,20 @@ class Target:
 
 
 def before_stacking(losses: Tensor) -> tuple[Target, ...] | None:
-    """Tasks' losses before `stack` or `cat` put them together, when each had a graph of its own."""
+    """Return the tasks' losses before `stack` or `cat` made ``losses`` [B, K] of them, or None if they did not."""
     node, dim = losses.grad_fn, 1
     assert node is not None
-    if type(node).__name__ in ("TBackward0", "TransposeBackward0", "PermuteBackward0"):
+    if kind_of(node).transposes(node):
         child, output = node.next_functions[0]
         if child is None or output:
             return None
         node, dim = child, 0
-    kind = type(node).__name__
-    if kind not in ("StackBackward0", "CatBackward0") or signed(node._saved_dim) % 2 != dim:  # type: ignore[attr-defined]
+    joins = kind_of(node).joins
+    if joins is None or signed(node._saved_dim) % 2 != dim:  # type: ignore[attr-defined]
         return None
     edges = [GradientEdge(child, output) for child, output in node.next_functions if child is not None]
     if len(edges) != losses.shape[1]:
         return None
-    if kind == "StackBackward0":
+    if joins == "stack":
         return tuple(Target(edge) for edge in edges)
     return tuple(Target(edge, 0, 1) for edge in edges) if dim == 1 else None

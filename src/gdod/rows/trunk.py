@@ -1,4 +1,4 @@
-"""Below the tasks' own layers: one backward pass for all tasks together.
+"""One backward pass for all tasks together, below the tasks' own layers.
 
 Autograd goes through the layers of each task alone, in a single call for all of them, and stops at the
 last nodes that only one task's loss reaches. From there on this file takes the cotangents down the
@@ -11,15 +11,17 @@ calls it saves.)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from gdod.rows import stacked
 from gdod.rows.graph import LEAF, Graph
+from gdod.rows.node_kinds import kind_of, stacked_rule
 from gdod.rows.plan import Plan
 from gdod.rows.stacked import Pass, Rule
-from gdod.rows.trust import is_known
 from gdod.rows.views import output_shape
 
 # Numbers in all stacked cotangents. Above it calls cost little beside arithmetic, and the memory of the
@@ -33,18 +35,20 @@ class _Source:
 
     node: int
     slot: int
-    task: int | None  # whose node it is; None: a shared one, whose cotangent is stacked
+    task: int | None  # the only task that reaches the node; None: a shared one, whose cotangent is stacked
     rule: Rule | None
-    shape: torch.Size  # of that input
+    shape: torch.Size  # the shape of that input
 
 
 @dataclass(frozen=True)
 class Trunk:
+    """The shared part of a graph, in the order in which cotangents are taken down."""
+
     edges: Mapping[int, int]  # nodes of a single task at which autograd's pass is to stop, and their task
-    order: tuple[tuple[int, tuple[tuple[_Source, ...], ...]], ...]  # shared nodes; for each output, where from
+    order: tuple[tuple[int, tuple[tuple[_Source, ...], ...]], ...]  # shared nodes, and what each output comes from
 
     def entries(self, graph: Graph) -> dict[_Source, Pass]:
-        """The ways into the trunk, read off the graph before autograd's pass frees it."""
+        """Return the ways into the trunk, read off the graph before autograd's pass frees it."""
         return {
             source: source.rule(graph.nodes[source.node], source.slot, source.shape)
             for _, outputs in self.order
@@ -54,15 +58,15 @@ class Trunk:
         }
 
     def run(
-        self, graph: Graph, entries: Mapping[_Source, Pass], found: Mapping[int, Tensor | None], tasks: int
+        self, graph: Graph, entries: Mapping[_Source, Pass], at_edges: Mapping[int, Tensor | None], tasks: int
     ) -> dict[int, list[Tensor | None]]:
-        """Cotangents of the shared nodes' outputs, stacked over tasks, from those ``found`` at the edges."""
+        """Return the cotangents of the shared nodes' outputs, stacked over tasks, from those at the edges."""
         at: dict[int, list[Tensor | None]] = {}
         called: dict[int, list[Tensor | None]] = {}
 
         def passed(source: _Source) -> Tensor | None:
             if source.task is not None:
-                own = found[source.node]
+                own = at_edges[source.node]
                 return None if own is None else entries[source](own.unsqueeze(0))
             node, cotangents = graph.nodes[source.node], at[source.node]
             if source.rule is not None:
@@ -77,7 +81,7 @@ class Trunk:
 
 
 def _total(parts: Sequence[tuple[int | None, Tensor | None]], tasks: int) -> Tensor | None:
-    """The sum of what arrives from one task or (None) from all of them, stacked over tasks."""
+    """Return the sum of what arrives from one task or (None) from all of them, stacked over tasks. [K, ...]"""
     total: Tensor | None = None
     own: list[Tensor | None] = [None] * tasks
     for task, part in parts:
@@ -96,7 +100,7 @@ def _total(parts: Sequence[tuple[int | None, Tensor | None]], tasks: int) -> Ten
 
 
 def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
-    """The trunk of a graph, or None where it has to be a pass a task."""
+    """Return the trunk of a graph, or None where each task needs a pass of its own."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     reached, way = plan.reached, plan.way
     tasks = {number: [task for task, reach in enumerate(reached) if number in reach] for number, _ in way}
@@ -117,53 +121,31 @@ def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
         for slot, (child, output) in enumerate(node.next_functions):
             if child is None or (numbers[child], output) not in sources:
                 continue
-            mine, rule = len(own) == 1, stacked.rule_for(node, slot)
-            if not _can_pass(graph, number, rule, mine):
+            mine, rule = len(own) == 1, stacked_rule(node, slot)
+            if not _can_pass(node, rule, mine):
                 return None
             if mine:
                 edges[number] = own[0]
             at = numbers[child], output
             sources[at].append(_Source(number, slot, own[0] if mine else None, rule, shapes[at]))
+    outputs = {number: range(len(graph.nodes[number]._input_metadata)) for number in shared}
     order = _sorted(shared, sources)
-    return Trunk(
-        edges, tuple((n, tuple(tuple(sources.get((n, at), ())) for at in range(_outputs(graph, n)))) for n in order)
-    )
+    return Trunk(edges, tuple((n, tuple(tuple(sources.get((n, at), ())) for at in outputs[n])) for n in order))
 
 
-def _outputs(graph: Graph, number: int) -> int:
-    return len(graph.nodes[number]._input_metadata)
-
-
-def _can_pass(graph: Graph, number: int, rule: Rule | None, mine: bool) -> bool:
-    node = graph.nodes[number]
+def _can_pass(node: Node, rule: Rule | None, mine: bool) -> bool:
+    """Return whether a node's cotangent can be passed on by its rule or by a call; ``mine``: it is a single task's."""
     if rule is not None:
-        return _outputs(graph, number) == 1
+        return len(node._input_metadata) == 1
     # A node that is called gives the gradients of all its inputs: of parameters, too, which is waste. And
     # one at the edge has been freed by then.
     parameters = any(type(child) is LEAF for child, _ in node.next_functions)
-    return not mine and not parameters and is_known(node)
+    return not mine and not parameters and kind_of(node).separates is not None
 
 
 def _sorted(shared: Sequence[int], sources: Mapping[tuple[int, int], Sequence[_Source]]) -> list[int]:
-    """Each node after all that pass something on to it."""
+    """Return the nodes in an order in which each comes after all that pass something on to it."""
     above: dict[int, set[int]] = {number: set() for number in shared}
-    for (number, _), found in sources.items():
-        above[number] |= {source.node for source in found if source.task is None}
-    order: list[int] = []
-    done: set[int] = set()
-
-    def visit(first: int) -> None:
-        stack = [first]
-        while stack:
-            waiting = [node for node in above[stack[-1]] if node not in done]
-            if waiting:
-                stack += waiting
-            else:
-                number = stack.pop()
-                if number not in done:
-                    done.add(number)
-                    order.append(number)
-
-    for number in shared:
-        visit(number)
-    return order
+    for (number, _), passing in sources.items():
+        above[number] |= {source.node for source in passing if source.task is None}
+    return list(TopologicalSorter(above).static_order())

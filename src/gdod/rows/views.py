@@ -2,60 +2,53 @@
 
 They are undone for a gradient by calling their own backward nodes, whatever they are. What has to be
 known about them is that they move numbers without changing or summing them, so that the inner
-products of rows are the same before and after.
+products of rows are the same before and after. The table of node kinds says which kinds do that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-_MOVES = {
-    "AliasBackward0",
-    "CloneBackward0",
-    "NarrowBackward0",
-    "PermuteBackward0",
-    "ReshapeAliasBackward0",
-    "SelectBackward0",
-    "SliceBackward0",
-    "SplitBackward0",
-    "SplitWithSizesBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "SqueezeBackward2",
-    "TBackward0",
-    "ToCopyBackward0",
-    "TransposeBackward0",
-    "TransposeBackward1",
-    "UnbindBackward0",
-    "UnflattenBackward0",
-    "UnsafeSplitBackward0",
-    "UnsafeViewBackward0",
-    "UnsqueezeBackward0",
-    "ViewBackward0",
-}
+from gdod.rows.graph import signed
+
+Condition = Callable[[Node], bool]
 
 
-def is_view(node: Node) -> bool:
-    kind = type(node).__name__
-    return kind in _MOVES or (kind == "ExpandBackward0" and _keeps_size(node))
+def always(node: Node) -> bool:
+    return True
 
 
-def _keeps_size(node: Node) -> bool:
+def never(node: Node) -> bool:
+    return False
+
+
+def keeps_size(node: Node) -> bool:
+    """Return whether an `expand` repeats nothing."""
     child, output = node.next_functions[0]
     return child is not None and output_shape(child, output).numel() == output_shape(node, 0).numel()
 
 
+def swaps_two(node: Node) -> bool:
+    """Return whether a `transpose` of a matrix swaps its dimensions."""
+    return signed(node._saved_dim0) % 2 != signed(node._saved_dim1) % 2  # type: ignore[attr-defined]
+
+
+def permutes_two(node: Node) -> bool:
+    """Return whether a `permute` of a matrix swaps its dimensions."""
+    return signed(node._saved_dims[0]) % 2 == 1  # type: ignore[attr-defined]
+
+
 def output_shape(node: Node, output: int) -> torch.Size:
-    """The shape of the tensor whose gradient this node takes."""
+    """Return the shape of the tensor whose gradient this node takes."""
     if hasattr(node, "variable"):
         return node.variable.shape  # type: ignore[no-any-return]
     return torch.Size(node._input_metadata[output].shape)
 
 
 def undo(chain: Sequence[tuple[Node, int]], grad: Tensor) -> Tensor:
-    """Takes the gradient of a viewed parameter back to the parameter's own shape.
+    """Return the gradient of a parameter, in its own shape, from that of a view of it.
 
     ``chain`` holds (node, output number) from the parameter outwards.
     """

@@ -16,11 +16,12 @@ _BYTES = 2**28
 # What so many steps had no use for is given back: batches of changing sizes would otherwise leave memory of each.
 _STEPS = 64
 
-
 _Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class _Workspace(threading.local):
+    """One thread's memory for intermediate results, which the next step takes again."""
+
     def __init__(self) -> None:
         self.free: dict[_Kind, list[Tensor]] = {}
         self.taken: list[tuple[_Kind, Tensor]] = []
@@ -28,9 +29,9 @@ class _Workspace(threading.local):
         self.used: set[_Kind] = set()
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
-        """An uninitialised tensor that is valid until the next `release`.
+        """Return an uninitialised tensor that is valid until the next `release`.
 
-        None, which makes torch find memory itself, where results are to be differentiated again.
+        Where results are to be differentiated again it is None, which makes torch find memory itself.
         """
         if torch.is_grad_enabled():
             return None
@@ -46,7 +47,7 @@ class _Workspace(threading.local):
         return buffer
 
     def release(self) -> None:
-        """Makes all memory taken so far available again."""
+        """Make all memory taken so far available again."""
         if self.bytes > _BYTES:
             self.free, self.bytes = {}, 0  # also what batches of other shapes left
         else:
@@ -64,7 +65,7 @@ _GRADIENTS = WeakTensorKeyDictionary()
 
 
 def zeros_for(parameter: Tensor) -> Tensor:
-    """Zeros in the shape of a parameter: in the memory of its last gradient, if nobody holds that."""
+    """Return zeros in the shape of a parameter, in the memory of its last gradient if nobody holds that."""
     if parameter.device.type != "cpu":  # the allocators of other devices keep memory themselves
         return torch.zeros_like(parameter)
     memory: Tensor | None = _GRADIENTS.get(parameter)
@@ -74,7 +75,7 @@ def zeros_for(parameter: Tensor) -> Tensor:
 
 
 def _is_held(memory: Tensor) -> bool:
-    """Whether anything but ``memory`` itself (and the handle made here) uses its storage."""
+    """Return whether anything but ``memory`` itself (and the handle made here) uses its storage."""
     return bool(torch._C._storage_Use_Count(memory.untyped_storage()._cdata) > 2)
 
 
@@ -84,5 +85,5 @@ release = _WORKSPACE.release
 
 
 def kept_bytes() -> int:
-    """What this thread keeps for its next step."""
+    """Return how many bytes this thread keeps for its next step."""
     return _WORKSPACE.bytes

@@ -13,8 +13,8 @@ from gdod._checks import check_choice
 from gdod.data.parts.part import Minibatch, Part
 from gdod.errors import InputError
 from gdod.models import Batch, Model, Task
+from gdod.ranks import Ranks
 from gdod.training.metrics import calibration, evaluate
-from gdod.training.ranks import Ranks
 
 Metrics = dict[str, Any]
 """{"tasks": {name: {"auc": ..., "log_loss": ...}}, "mean_auc": ...}, as `gdod.training.metrics.evaluate` gives it."""

@@ -1,4 +1,4 @@
-"""Starts a command in several processes of this machine with torchrun's own engine, and says which one failed.
+"""Start a command in several processes of this machine with torchrun's own engine, and say which one failed.
 
 `python -m gdod.training.launch 4 -m gdod train ...` does what `gdod train --nproc 4 ...` does.
 """
@@ -10,18 +10,18 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 
-from gdod.training.processes import LAUNCHER
+from gdod.ranks.processes import LAUNCHER
 
 LOST = 6
-"""What a rank ends with that only noticed that another one is gone."""
+"""The exit code of a rank that only noticed that another one is gone."""
 _TOLD = (2, 3, 4, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # the rank has said itself what the matter is
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
 
 
 def launch(nproc: int, command: Sequence[str], *, hint: str = "") -> int:
-    """Runs `python *command` in ``nproc`` processes, which see that in their environment.
+    """Run `python *command` in ``nproc`` processes, which see that in their environment; return the exit code.
 
-    Returns the exit code. Where a rank could not say itself what the matter was, this does, with the hint.
+    Where a rank could not say itself what the matter was, this prints it, with the hint.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -58,7 +58,7 @@ def launch(nproc: int, command: Sequence[str], *, hint: str = "") -> int:
 
 
 def root_cause(codes: Mapping[int, int]) -> tuple[int, int]:
-    """The rank that the others ended for, and its exit code; ``codes`` are in the order in which they ended.
+    """Return the rank that the others ended for, and its exit code; ``codes`` are in the order in which they ended.
 
     Others only noticed that it was gone, or were told to end after it.
     """
@@ -67,6 +67,7 @@ def root_cause(codes: Mapping[int, int]) -> tuple[int, int]:
 
 
 def described(rank: int, ranks: int, code: int) -> str:
+    """Return how a rank ended, in words."""
     if code < 0:
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
     elif code == LOST:

@@ -24,6 +24,7 @@ from gdod.data.parts.part import Minibatch
 from gdod.errors import InputError, NonFiniteInputError
 from gdod.methods import Method
 from gdod.models import Model
+from gdod.ranks import Ranks
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
 from gdod.training.evaluation import Metrics, monitored_score, predict_part
@@ -31,7 +32,6 @@ from gdod.training.interruption import Interrupted, NonFiniteError, StopRequest
 from gdod.training.minibatch_losses import minibatch_losses
 from gdod.training.optimizers import Optimizers, lr_factor
 from gdod.training.progress import Progress
-from gdod.training.ranks import Ranks
 from gdod.training.record import Line, Record
 from gdod.training.resharding import resharded_batches
 from gdod.training.seeds import seed_for

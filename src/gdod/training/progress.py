@@ -1,36 +1,36 @@
 """What a person sees while a run goes on: a bar in a terminal, lines anywhere else, or nothing."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, TaskID
 
 
 class Progress(Protocol):
-    """Told by the loop how far it is. `gdod compare` has one of its own for many runs."""
+    """What the training loop tells how far it is."""
 
     def start(self, steps: int, done: int) -> None:
         """Training of ``steps`` steps begins, or goes on after ``done`` of them."""
-        ...
 
     def trained(self, step: int, loss: float) -> None:
-        """At every log time."""
-        ...
+        """Steps were made; called at every log time with the last loss."""
 
-    def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None: ...
+    def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
+        """The model was evaluated on the validation part; ``best``: better than ever before."""
 
     def say(self, text: str) -> None:
-        """Something a person should know."""
-        ...
+        """Show something that a person should know."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Training has ended, in whatever way."""
 
 
 class Silent:
-    """Says nothing."""
+    """A `Progress` that shows nothing."""
 
     def start(self, steps: int, done: int) -> None: ...
     def trained(self, step: int, loss: float) -> None: ...
@@ -39,16 +39,18 @@ class Silent:
     def close(self) -> None: ...
 
 
-class Shown:
-    """A bar with loss, validation AUC and the time that remains; a line for each evaluation if it is no terminal."""
+class Display:
+    """Lines on a console and, in a terminal, bars that stay below them until the display is closed.
 
-    def __init__(self, console: "Console") -> None:
+    Displays of one run and of many are made of it. Without a console it shows nothing. As a context manager it
+    closes itself.
+    """
+
+    console: "Console | None" = None
+    bars: "Bars | None" = None
+
+    def __init__(self, console: "Console | None" = None) -> None:
         self.console = console
-        self.bars: Bars | None = None
-        self.bar: TaskID | None = None
-        self.steps = 0
-        self.loss: float | None = None
-        self.last = ""
 
     def __enter__(self) -> Self:
         return self
@@ -58,22 +60,52 @@ class Shown:
     ) -> None:
         self.close()
 
+    @property
+    def in_terminal(self) -> bool:
+        """Whether there is a terminal, which can show bars."""
+        return self.console is not None and self.console.is_terminal
+
+    def open_bars(
+        self, columns: Sequence["ProgressColumn"], name: str, total: int, done: int, text: str, *, transient: bool
+    ) -> "TaskID":
+        """Show bars with these columns, and return the first; ``transient``: they vanish at the end."""
+        from rich.progress import Progress
+
+        self.bars = Progress(*columns, console=self.console, transient=transient)
+        bar = self.bars.add_task(name, total=total, completed=done, text=text)
+        self.bars.start()
+        return bar
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bars if there are any. Brackets in it are no markup."""
+        if self.console is not None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bars away."""
+        if self.bars is not None:
+            self.bars.stop()
+            self.bars = None
+
+
+class Shown(Display):
+    """A bar with loss, validation AUC and the time that remains; a line for each evaluation if it is no terminal."""
+
+    def __init__(self, console: "Console") -> None:
+        super().__init__(console)
+        self.bar: TaskID | None = None
+        self.steps = 0
+        self.loss: float | None = None
+        self.last = ""
+
     def start(self, steps: int, done: int) -> None:
         self.steps = steps
-        if not self.console.is_terminal:
-            return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        if self.in_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}", markup=False),  # names of tasks may have brackets
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self.bar = self.bars.add_task("training", total=steps, completed=done, text="")
-        self.bars.start()
+            text = TextColumn("{task.fields[text]}", markup=False)  # names of tasks may have brackets
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), text, TimeRemainingColumn())
+            self.bar = self.open_bars(columns, "training", steps, done, "", transient=False)
 
     def trained(self, step: int, loss: float) -> None:
         self.loss = loss
@@ -81,20 +113,12 @@ class Shown:
 
     def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
         self.last = _in_short(metrics)
-        if self.bars is None:
+        if self.bars is None and self.console is not None:
             loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
             self.console.print(
                 f"step {step}/{self.steps}{loss}  {self.last}{'  best' if best else ''}", highlight=False, markup=False
             )
         self._update(step)
-
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def close(self) -> None:
-        if self.bars is not None:
-            self.bars.stop()
-            self.bars = None
 
     def _update(self, step: int) -> None:
         if self.bars is not None and self.bar is not None:
@@ -106,8 +130,8 @@ def _in_short(metrics: dict[str, Any]) -> str:
     if metrics["mean_auc"] is not None:
         return f"validation AUC {metrics['mean_auc']:.4f}"
     values = []
-    for task, found in metrics["tasks"].items():
-        name = "rmse" if "rmse" in found else "log_loss"
-        if found.get(name) is not None:
-            values.append(f"{task} {name} {found[name]:.4f}")
+    for task, ours in metrics["tasks"].items():
+        name = "rmse" if "rmse" in ours else "log_loss"
+        if ours.get(name) is not None:
+            values.append(f"{task} {name} {ours[name]:.4f}")
     return "validation " + ", ".join(values) if values else ""

@@ -10,15 +10,15 @@ import torch
 from gdod._files import check_space, check_writable, make_folder, read_json, remove_parts, write_json
 from gdod.errors import InputError
 from gdod.models import build
+from gdod.ranks import Ranks
+from gdod.ranks.processes import current, own_device
 from gdod.training import checkpoint
 from gdod.training.config import TrainConfig
 from gdod.training.device import find_device
 from gdod.training.evaluation import predict_part
 from gdod.training.loop import Trainer
 from gdod.training.preflight import absolute_paths, check, check_data, check_folder
-from gdod.training.processes import current, own_device
 from gdod.training.progress import Progress, Silent
-from gdod.training.ranks import Ranks
 from gdod.training.record import Curves, Record, finite
 from gdod.training.run import Folder, about, decay_note, model_options
 from gdod.training.seeds import seed_for, seeded_method

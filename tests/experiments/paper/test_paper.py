@@ -16,7 +16,7 @@ from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen, reproduce
 from gdod.experiments.paper.results import ADAM, GDOD, OPTIMIZERS, Methods, trend, weights_verdict
 from gdod.experiments.paper.sets import SETS, find_sets
 from gdod.experiments.paper.store import Store, metric_of
-from gdod.experiments.paper.tables import Row, gains, gains_grid
+from gdod.experiments.paper.tables import Row, gains, gains_table
 from gdod.experiments.paper.verdicts import Verdict, of_gain
 from gdod.experiments.plan import Spec
 from gdod.statistics import Difference
@@ -73,9 +73,7 @@ def test_every_method_of_the_tables_has_printed_figures() -> None:
 def test_no_two_cases_share_a_folder(store: Store) -> None:
     cases = set()
     for experiment in EXPERIMENTS.values():
-        cases |= {*experiment.cases()}
-        further = getattr(experiment, "further", None)
-        cases |= set() if further is None else {*further(store)}
+        cases |= {*experiment.cases(), *experiment.further(store)}
     places = Counter(store.place(case, 0) for case in cases)
     assert len(cases) > 100
     assert max(places.values()) == 1
@@ -180,14 +178,14 @@ def test_gains_are_paired_by_seed_and_judged() -> None:
     )
     rows = [Row("Adam", Case("census", method=ADAM), [0.7, 0.5]), Row("GDOD", Case("census", method=GDOD), [0.8, 0.6])]
     found = gains(store, rows, rows[0])
-    first = found.found["GDOD", "a"]
+    first = found.differences["GDOD", "a"]
     assert first.mean == pytest.approx((0.01 + 0.012 + 0.009) / 3)
     assert found.verdict(rows[1], "a") is Verdict.CONFIRMED
     assert found.verdict(rows[1], "b") is Verdict.NOT_CONFIRMED
-    text = gains_grid(found).markdown()
+    text = gains_table(found)
     assert "paper +0.1000: confirmed" in text
     assert "paper +0.1000: not confirmed" in text
-    mean = found.found["GDOD", None].mean
+    mean = found.differences["GDOD", None].mean
     assert mean is not None
     assert math.isclose(mean, ((0.01 + 0.012 + 0.009) + (-0.02 - 0.01 + 0.01)) / 6)
 
@@ -203,7 +201,8 @@ def test_a_trend_is_what_a_doubling_gains() -> None:
     assert found.low < 0.01
     del curve["gdod"][2]
     without = trend(Fixed(curve, {}), cases)
-    assert (without.n, without.mean) == (2, pytest.approx(0.015))
+    assert without.n == 2
+    assert without.mean == pytest.approx(0.015)
 
 
 @pytest.mark.parametrize(

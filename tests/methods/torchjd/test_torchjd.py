@@ -425,9 +425,9 @@ def test_gdod_weighting_refuses() -> None:
 
 def test_every_recipe_has_its_name() -> None:
     from gdod.methods.torchjd import NAMES
-    from gdod.methods.torchjd.by_name import RECIPES
+    from gdod.methods.torchjd.by_name import MAKERS
 
-    assert tuple(RECIPES) == NAMES
+    assert tuple(MAKERS) == NAMES
 
 
 def test_torchjd_is_loaded_when_it_is_used() -> None:

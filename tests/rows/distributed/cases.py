@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests._backward.grads import grad_of, tensor
+from tests._backward.test_own_update import Decayed
 from tests.models.cases import SMALL, TASKS, batch_of, build, labels_of, shuffled
 from tests.rows.distributed.steps import Data, Step, flat, same_everywhere
 from torch import Tensor, nn
@@ -133,6 +135,11 @@ def everything(make: Callable[[], gdod.Method], **options: Any) -> Step:
     return Step(model, everything_losses, make, data, **options)
 
 
+def model_of(step: Step) -> Everything:
+    assert isinstance(step.model, Everything)
+    return step.model
+
+
 VARIETY: dict[str, Callable[[], gdod.Method]] = {
     "gdod": lambda: gdod.GDOD(groups=5),
     "gdod by example": lambda: gdod.GDOD(groups=None),
@@ -148,10 +155,17 @@ VARIETY: dict[str, Callable[[], gdod.Method]] = {
     "pcgrad": lambda: gdod.PCGrad(),
     "modo": lambda: gdod.method("modo"),
 }
+OWN: dict[str, Callable[[], gdod.Method]] = {"its own update": lambda: Decayed()}
 
-for name, make in VARIETY.items():
-    CASES[f"everything {name}"] = lambda make=make: everything(make).check()
-    CASES[f"everything sparse {name}"] = lambda make=make: everything(make, model={"sparse": True}).check()
+
+def check_everything(make: Callable[[], gdod.Method], **options: Any) -> None:
+    everything(make, **options).check()
+
+
+for name, make in {**VARIETY, **OWN}.items():
+    CASES[f"everything {name}"] = partial(check_everything, make)
+    if name not in OWN:  # decay is dense
+        CASES[f"everything sparse {name}"] = partial(check_everything, make, model={"sparse": True})
 
 
 @case("float32")
@@ -255,7 +269,7 @@ def _() -> None:
 def _() -> None:
     for name in ("gdod", "sum", "gradreg", "gradnorm"):
         step = everything(VARIETY[name])
-        chosen = list(step.model.first.parameters())
+        chosen = list(model_of(step).first.parameters())
         alone = Everything().double()
         alone.load_state_dict(step.model.state_dict())
         gdod.backward(
@@ -278,7 +292,7 @@ def _() -> None:
     everything(lambda: gdod.Sum(), options={"diagnose": True}).check()
     everything(lambda: gdod.Uncertainty(), options={"diagnose": True}).check()
     step = everything(lambda: gdod.Sum())
-    layer = step.model.again
+    layer = model_of(step).again
     alone = Everything().double()
     alone.load_state_dict(step.model.state_dict())
     methods = gdod.GradNorm(parameters=layer.parameters()), gdod.GradNorm(parameters=alone.again.parameters())
@@ -293,7 +307,8 @@ def _() -> None:
 @case("columns of one tensor, no shared parameter")
 def _() -> None:
     def columns(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        return (model(inputs["x"]) - inputs["y"]) ** 2
+        losses: Tensor = (model(inputs["x"]) - inputs["y"]) ** 2
+        return losses
 
     class Apart(nn.Module):
         def __init__(self) -> None:
@@ -336,7 +351,7 @@ def _() -> None:
     ids[torch.arange(7) >= torch.arange(16).unsqueeze(1) // 3 + 1] = 0
     data = Data({"ids": ids, "y": torch.randn(16).double()})
     for groups in (None, 3):
-        Step(Sequences().double(), sequence_losses, lambda groups=groups: gdod.GDOD(groups=groups), data).check()
+        Step(Sequences().double(), sequence_losses, partial(gdod.GDOD, groups=groups), data).check()
 
 
 class Recurrent(nn.Module):
@@ -504,7 +519,7 @@ def micro_batches(sizes: list[list[int]], name: str, mask: dict[str, Tensor] | N
     torch.testing.assert_close(got.norms, want.norms)
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
-        assert one.grad is None or one.grad.is_sparse == other.grad.is_sparse
+        assert one.grad is None or one.grad.is_sparse == grad_of(other).is_sparse
     same_everywhere(flat(model), "the gradient")
 
 
@@ -542,13 +557,16 @@ def _() -> None:
         alone.load_state_dict(step.model.state_dict())
         seen: list[Tensor] = []
         after: list[int] = []
-        step.model.first.weight.register_hook(lambda grad, seen=seen: seen.append(grad.clone()) or 2 * grad)
-        step.model.towers[0].weight.register_post_accumulate_grad_hook(lambda p, after=after: after.append(1))
+        first, tower = model_of(step).first.weight, tensor(model_of(step).towers[0].weight)
+        first.register_hook(lambda grad, seen=seen: seen.append(grad.clone()) or 2 * grad)
+        tower.register_post_accumulate_grad_hook(lambda p, after=after: after.append(1))
         gdod.backward(everything_losses(step.model, step.own().inputs), VARIETY[name]())
         gdod.backward(everything_losses(alone, step.data.inputs), VARIETY[name](), process_group=None)
         assert len(seen) == len(after) == 1
         torch.testing.assert_close(seen[0], alone.first.weight.grad, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(step.model.first.weight.grad, 2 * alone.first.weight.grad, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            model_of(step).first.weight.grad, 2 * grad_of(alone.first.weight), rtol=1e-8, atol=1e-10
+        )
 
 
 @case("a group of some ranks, and no group")
@@ -604,7 +622,7 @@ def _() -> None:
         if dist.get_rank() == last:
             losses["t1"] = losses["t1"] / 0
         refused(
-            lambda losses=losses, name=name: gdod.backward(losses, VARIETY[name]()),
+            partial(gdod.backward, losses, VARIETY[name]()),
             f"rank {last}:",
             "'t1'",
             kind=NonFiniteInputError,
@@ -638,11 +656,11 @@ def _() -> None:
     refused(lambda: gdod.backward(losses(), gdod.PCGrad(seed=rank)), "seed")
     narrow = {name: loss.float() if rank else loss for name, loss in losses().items()}
     refused(lambda: gdod.backward(narrow), "torch.float32", "torch.float64")
-    refused(lambda: gdod.backward(losses(), shared=[step.model.first.weight] if rank else None), "shared=")
-    refused(lambda: gdod.backward(losses(), shared=[step.model.unused.weight]), "rank 0: no loss reaches")
-    refused(lambda: gdod.backward(losses(), gdod.Sum(), shared=[step.model.unused.weight]), "no loss reaches")
+    refused(lambda: gdod.backward(losses(), shared=[model_of(step).first.weight] if rank else None), "shared=")
+    refused(lambda: gdod.backward(losses(), shared=[model_of(step).unused.weight]), "rank 0: no loss reaches")
+    refused(lambda: gdod.backward(losses(), gdod.Sum(), shared=[model_of(step).unused.weight]), "no loss reaches")
     refused(lambda: gdod.backward({}), "losses is empty")
-    refused(lambda: gdod.backward(losses(), process_group="other"), "process_group='other'")
+    refused(lambda: gdod.backward(losses(), process_group="other"), "process_group='other'")  # type: ignore[arg-type]
     empty = everything_losses(step.model, step.data.part(0, 0).inputs)
     refused(lambda: gdod.backward(empty), "no rank has an example")
 
@@ -655,22 +673,23 @@ def _() -> None:
         model = Everything(width=12 + rank).double()
         step = Step(model, everything_losses, VARIETY[name], everything_data(12))
         losses = everything_losses(model, step.own().inputs)
-        refused(lambda losses=losses, name=name: gdod.backward(losses, VARIETY[name]()), "same parameters", "rank 1")
+        refused(partial(gdod.backward, losses, VARIETY[name]()), "same parameters", "rank 1")
         losses = everything_losses(Everything().double(), step.own().inputs)
         if rank == 1:  # a path that only this rank takes
             losses["t0"] = losses["t0"] + nn.Linear(1, 1).double()(losses["t1"].unsqueeze(1)).squeeze(1)
-        refused(lambda losses=losses, name=name: gdod.backward(losses, VARIETY[name]()), "same parameters")
+        refused(partial(gdod.backward, losses, VARIETY[name]()), "same parameters")
 
 
 @case("DistributedDataParallel that looks for unused parameters, or with a static graph")
 def _() -> None:
     step = everything(VARIETY["gdod"])
     part = step.own()
-    for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+    unusual: list[dict[str, Any]] = [{"find_unused_parameters": True}, {"static_graph": True}]
+    for options in unusual:
         model = DistributedDataParallel(Everything().double(), **options)
         losses = everything_losses(model, part.inputs)
-        refused(lambda losses=losses: gdod.backward(losses), "find_unused_parameters")
-        refused(lambda losses=losses: gdod.backward(losses, gdod.Sum()), "find_unused_parameters")
+        refused(partial(gdod.backward, losses), "find_unused_parameters")
+        refused(partial(gdod.backward, losses, gdod.Sum()), "find_unused_parameters")
 
 
 @case("sharded parameters")
@@ -686,7 +705,7 @@ def _() -> None:
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
         for method in (gdod.GDOD(), gdod.Sum(), gdod.GradReg()):
             out = model(torch.randn(4, 4)) ** 2
-            refused(lambda out=out, method=method: gdod.backward(out, method), "sharded", "FSDP")
+            refused(partial(gdod.backward, out, method), "sharded", "FSDP")
 
 
 # Training.

@@ -43,7 +43,7 @@ def main(way: str) -> None:
             if way == "hangs":
                 time.sleep(600)
             if way == "breaks":
-                losses = Breaks.apply(losses)
+                losses = Breaks.apply(losses)  # type: ignore[no-untyped-call]
             if way == "leaves":
                 break
         gdod.backward(losses, gdod.GDOD(groups=4))

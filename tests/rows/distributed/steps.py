@@ -69,7 +69,7 @@ class Step:
                 with torch.no_grad():
                     for parameter, other in zip(model.parameters(), alone.parameters(), strict=True):
                         if other.grad is not None:
-                            parameter -= 0.05 * dense(other)
+                            parameter.sub_(0.05 * dense(other))
         return got, want
 
     def _compare(

@@ -8,5 +8,5 @@
 - `cases`: one training: a data set, a model, a method, a few settings.
 - `store`: the runs of cases on disk. A finished run is never repeated, and several results share it.
 - `printed`: the figures of the paper. `verdicts`: what ours say about them.
-- `results`: the paper's tables and figures. `study`: when does it help. `pages`: what is written.
+- `results`: the paper's tables and figures. `study`: when does it help. `reproduce`: what is run and written.
 """

@@ -1,9 +1,8 @@
-"""Runs experiments and writes their pages.
+"""Run experiments and write their pages.
 
 reproduce(["table2"], "reproduction", data_folder=Path("data"))
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ from gdod.experiments.paper.results import PAPER, Experiment
 from gdod.experiments.paper.sets import find_sets
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.study import STUDY
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
+from gdod.report.tables import TextTable, Value, as_csv
 from gdod.training.run import versions
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*PAPER, *STUDY)}
@@ -27,18 +27,21 @@ SETS_OF_NAMES = {"all": tuple(one.name for one in PAPER), "study": tuple(one.nam
 
 @dataclass(frozen=True)
 class Reproduced:
+    """Where the pages are, by experiment, and why runs failed, by run."""
+
     pages: dict[str, Path]
     failed: dict[str, str] = field(default_factory=dict)
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
-    found: list[str] = []
+    """Return the experiments of these names, each once."""
+    wanted: list[str] = []
     for name in names:
         check_choice("experiment", name, (*SETS_OF_NAMES, *EXPERIMENTS))
-        found += SETS_OF_NAMES.get(name, (name,))
-    if not found:
+        wanted += SETS_OF_NAMES.get(name, (name,))
+    if not wanted:
         raise InputError(f"no experiment is named; expected some of {', '.join((*SETS_OF_NAMES, *EXPERIMENTS))}")
-    return [EXPERIMENTS[name] for name in dict.fromkeys(found)]
+    return [EXPERIMENTS[name] for name in dict.fromkeys(wanted)]
 
 
 def reproduce(
@@ -49,11 +52,11 @@ def reproduce(
     seeds: int | None = None,
     quick: bool = False,
     processes: int | None = None,
-    watch: Silent | None = None,
+    watch: Watch | None = None,
     command: Sequence[str] = ("gdod", "reproduce"),
     run: bool = True,
 ) -> Reproduced:
-    """Makes the runs that are missing, and one Markdown page for each experiment, with its pictures.
+    """Make the runs that are missing, and one Markdown page for each experiment, with its pictures.
 
     Args:
         names: tables and figures of the paper ("table2"), parts of the study ("conflict"), "all" or "study".
@@ -70,7 +73,7 @@ def reproduce(
     scale = QUICK if quick else Scale()
     if seeds is not None:
         scale = Scale(tuple(range(seeds)), scale.evaluations, scale.steps, scale.rows)
-    watch = watch or Silent()
+    watch = watch or Watch()
     store = Store(folder, find_sets(data_folder), scale, processes, watch, command)
     for key, one in store.sets.items():
         if one.stands_in:
@@ -79,52 +82,44 @@ def reproduce(
         cases = [case for experiment in experiments for case in experiment.cases()]
         store.tune(cases)
         ready = [store.tuned(case) for case in cases]
-        ready += [case for experiment in experiments for case in _further(experiment, store)]
+        ready += [case for experiment in experiments for case in experiment.further(store)]
         store.make(ready)
     pages = {one.name: _write(one, store, folder / "pages") for one in experiments}
     return Reproduced(pages, store.failed)
 
 
-def _further(experiment: Experiment, store: Store) -> Sequence[Case]:
-    """Cases that depend on what was tuned, or on the data."""
-    further = getattr(experiment, "further", None)
-    return [] if further is None else list(further(store))
-
-
-def _all_cases(experiment: Experiment, store: Store) -> list[Case]:
-    return list(dict.fromkeys([*map(store.tuned, experiment.cases()), *_further(experiment, store)]))
-
-
 def _write(experiment: Experiment, store: Store, folder: Path) -> Path:
-    """The page, its pictures, and every figure of every run behind them as CSV."""
+    """Write the page, its pictures, and every figure of every run behind them as CSV; return where the page is."""
     make_folder(folder)
     page = folder / f"{experiment.name}.md"
     parts = [f"# {experiment.title}"]
     if store.scale.is_quick:
         parts.append("**Quick: a few steps with two seeds. These figures only show that everything runs.**")
-    cases = _all_cases(experiment, store)
+    cases = list(dict.fromkeys([*map(store.tuned, experiment.cases()), *experiment.further(store)]))
     parts += [experiment.tell(store, folder), _about(experiment, store, cases)]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     if cases:
-        with (folder / f"{experiment.name}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(_figures(store, cases))
+        table = as_csv(TextTable.of_values(_FIGURES, _figures(store, cases)))
+        (folder / f"{experiment.name}.csv").write_text(table, encoding="utf-8", newline="")
     return page
 
 
-def _figures(store: Store, cases: Sequence[Case]) -> Iterator[Sequence[object]]:
-    yield "data", "run", "seed", "part", "task", "auc", "log_loss", "best_step", "steps", "milliseconds_per_step"
+_FIGURES = ("data", "run", "seed", "part", "task", "auc", "log_loss", "best_step", "steps", "milliseconds_per_step")
+
+
+def _figures(store: Store, cases: Sequence[Case]) -> Iterator[Sequence[Value]]:
     for case in cases:
         for seed in store.scale.seeds:
             result = store.result(case, seed)
             for part in ("validation", "test") if result is not None else ():
                 assert result is not None
                 how = [result["best_step"], result["steps"], f"{result['milliseconds_per_step']:.2f}"]
-                for task, found in (result[part] or {"tasks": {}})["tasks"].items():
-                    yield case.data, case.label, seed, part, task, found["auc"], found["log_loss"], *how
+                for task, metrics in (result[part] or {"tasks": {}})["tasks"].items():
+                    yield case.data, case.label, seed, part, task, metrics["auc"], metrics["log_loss"], *how
 
 
 def _about(experiment: Experiment, store: Store, cases: Sequence[Case]) -> str:
-    """How the figures were made."""
+    """Return how the figures were made, as Markdown."""
     keys = list(dict.fromkeys(case.data for case in cases)) or list(store.sets)
     epochs = [f"{store.sets[key].title} {store.sets[key].paper_set.epochs}" for key in keys]
     results = [store.result(case, seed) for case in cases for seed in store.scale.seeds]

@@ -1,20 +1,31 @@
 """The paper's tables and figures, each a declaration of what is run and how it is laid out."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, linear_regression
-from typing import Any, Protocol
+from typing import Any
 
 from gdod.experiments.paper.cases import Case
-from gdod.experiments.paper.plots import Panel, Series, draw
 from gdod.experiments.paper.printed import printed
 from gdod.experiments.paper.sets import PRINTED_NAMES, SETS
 from gdod.experiments.paper.store import Store, metric_of
-from gdod.experiments.paper.tables import Gains, Grid, Row, figures_grid, gains, gains_grid, interval, spread
+from gdod.experiments.paper.tables import (
+    Gains,
+    Row,
+    figures_table,
+    gains,
+    gains_rows,
+    gains_table,
+    interval,
+    markdown,
+    spread,
+)
 from gdod.experiments.paper.verdicts import Verdict, counted, of_gain
 from gdod.experiments.plan import Spec
+from gdod.experiments.plots import Panel, Series, draw
 from gdod.statistics import Difference, paired_difference, summarise
 
 ADAM = Spec("sum")
@@ -31,7 +42,7 @@ OPTIMIZERS: Mapping[str, Spec] = {
     "CAGrad": Spec("cagrad"),
     "GDOD": GDOD,
 }
-"""By the paper's names. Options that have a grid are tuned on validation data."""
+"""The paper's methods by its names. Options that have a grid are tuned on validation data."""
 PRODUCT_NAME = "GDOD, product"
 """Algorithm 1 as printed: from three tasks on it is another method than the definition in the text."""
 THREE_SETS = ("bookcrossing", "ijcai15", "ads")
@@ -40,23 +51,29 @@ THREE_SETS = ("bookcrossing", "ijcai15", "ads")
 _PRIVATE = "cannot be tested here: the paper's data is private, or its files are not there, and simulated ads stand in"
 
 
-class Experiment(Protocol):
-    @property
-    def name(self) -> str: ...
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """A table or a figure: which trainings it needs, and how their outcome is laid out."""
 
-    @property
-    def title(self) -> str: ...
+    name: str
+    title: str
 
+    @abstractmethod
     def cases(self) -> Iterable[Case]:
-        """What must be run; methods with a grid and no options stand for the tuned ones."""
+        """Return what must be run; methods with a grid and no options stand for the tuned ones."""
 
+    def further(self, store: Store) -> Iterable[Case]:
+        """Return what must be run besides, and depends on what was tuned or on the data."""
+        return ()
+
+    @abstractmethod
     def tell(self, store: Store, pictures: Path) -> str:
-        """The outcome as Markdown; pictures are put into the folder."""
+        """Return the outcome as Markdown, and put its pictures into the folder."""
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Table 1."""
+class Statistics(Experiment):
+    """Table 1: how many examples the data sets have."""
 
     name: str = "table1"
     title: str = "Table 1: the data sets"
@@ -67,31 +84,29 @@ class Statistics:
     def tell(self, store: Store, pictures: Path) -> str:
         lines = []
         for key in SETS:
-            found = store.sets[key]
+            ours = store.sets[key]
             data = store.dataset(Case(key))
             theirs = printed()["table1_datasets"][PRINTED_NAMES[key]]
             train, test = len(data.train) + len(data.validation), len(data.test)
-            same = found.is_printed and (train, test) == (theirs["train"]["samples"], theirs["test"]["samples"])
-            verdict = "confirmed" if same else "cannot be tested here: other data" if found.is_printed else _PRIVATE
+            same = ours.is_printed and (train, test) == (theirs["train"]["samples"], theirs["test"]["samples"])
+            verdict = "confirmed" if same else "cannot be tested here: other data" if ours.is_printed else _PRIVATE
             printed_counts = f"{theirs['train']['samples']:,} + {theirs['test']['samples']:,}"
             lines.append(
-                (found.title, f"{train:,} + {test:,}", printed_counts, ", ".join(store.tasks(Case(key))), verdict)
+                (ours.title, f"{train:,} + {test:,}", printed_counts, ", ".join(store.tasks(Case(key))), verdict)
             )
-        grid = Grid(("data set", "train + test samples", "paper", "tasks", "verdict"), tuple(lines))
+        table = markdown(("data set", "train + test samples", "paper", "tasks", "verdict"), lines)
         notes = [f"- {store.sets[key].title}: {note}" for key in SETS for note in store.dataset(Case(key)).notes]
-        return "\n\n".join([grid.markdown(), "What the files at hand are like:", "\n".join(notes)])
+        return "\n\n".join([table, "What the files at hand are like:", "\n".join(notes)])
 
 
 @dataclass(frozen=True)
-class Methods:
+class Methods(Experiment):
     """Tables 2 and 5: optimizers with Shared-Bottom."""
 
-    name: str
-    title: str
     sets: tuple[str, ...]
     methods: Mapping[str, Spec]
     figures: Callable[[str, str], Sequence[float] | None]
-    """What the paper prints, by method and data set."""
+    """Returns what the paper prints for a method and a data set, by task."""
 
     def cases(self) -> Iterable[Case]:
         return [row.case for key in self.sets for row in self._rows(key)]
@@ -103,14 +118,14 @@ class Methods:
             rows = [
                 Row(row.name, store.tuned(row.case), row.printed if is_printed else None) for row in self._rows(key)
             ]
-            found = gains(store, rows, rows[0])
+            ours = gains(store, rows, rows[0])
             parts += [
                 f"### {store.sets[key].title}",
                 _caveat(store, key),
-                figures_grid(store, rows).markdown(),
-                gains_grid(found).markdown(),
+                figures_table(store, rows),
+                gains_table(ours),
                 _tuned_text(rows),
-                _verdict_text(found, store, key),
+                _verdict_text(ours, store, key),
                 time_picture(store, {store.sets[key].title: rows}, pictures / f"{self.name}-{key}-time.png"),
             ]
         return "\n\n".join(part for part in parts if part)
@@ -123,7 +138,7 @@ class Methods:
 
 
 @dataclass(frozen=True)
-class Models:
+class Models(Experiment):
     """Table 3: five models with Adam and with GDOD."""
 
     name: str = "table3"
@@ -152,24 +167,24 @@ class Models:
 
     def _compared(self, store: Store, key: str, metric: str, words: str) -> list[str]:
         rows: list[Row] = []
-        changes: list[tuple[str, ...]] = []
+        changes: list[list[str]] = []
         verdicts: list[Verdict] = []
         for model in self.models:
             both = self._rows(key, model, metric if store.sets[key].is_printed else None)
             rows += both
-            found = gains(store, both, both[0], metric)
-            changes += gains_grid(found).rows
-            verdicts += [verdict for row in found.rows for verdict in found.verdicts(row)]
+            ours = gains(store, both, both[0], metric)
+            changes += gains_rows(ours)
+            verdicts += [verdict for row in ours.rows for verdict in ours.verdicts(row)]
         header = (f"{words}, minus Adam", *store.tasks(Case(key)), "mean", "p")
         return [
             f"{words[0].upper()}{words[1:]}:",
-            figures_grid(store, rows, metric, with_costs=metric == "auc").markdown(),
-            Grid(header, tuple(changes)).markdown(),
+            figures_table(store, rows, metric, with_costs=metric == "auc"),
+            markdown(header, changes),
             f"Changes of {words}: {counted(verdicts)}.",
         ]
 
     def _rows(self, key: str, model: str, metric: str | None = None) -> list[Row]:
-        """``metric``: with what the paper prints of it."""
+        """Return Adam and GDOD with a model; ``metric``: with what the paper prints of it."""
         name = self.names[self.models.index(model)]
         methods = {"Adam": ADAM, "GDOD": GDOD, **({PRODUCT_NAME: PRODUCT} if key == "ads" else {})}
 
@@ -187,8 +202,8 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Decompositions:
-    """Table 4."""
+class Decompositions(Experiment):
+    """Table 4: GDOD with four ways to a basis."""
 
     name: str = "table4"
     title: str = "Table 4: decompositions"
@@ -203,13 +218,13 @@ class Decompositions:
             rows = self._rows(key)
             if not store.sets[key].is_printed:
                 rows = [Row(row.name, row.case) for row in rows]
-            found = gains(store, rows, rows[0])
+            ours = gains(store, rows, rows[0])
             parts += [
                 f"### {store.sets[key].title}",
                 _caveat(store, key),
-                figures_grid(store, rows).markdown(),
-                gains_grid(found).markdown(),
-                _verdict_text(found, store, key),
+                figures_table(store, rows),
+                gains_table(ours),
+                _verdict_text(ours, store, key),
             ]
         panels = {store.sets[key].title: self._rows(key) for key in THREE_SETS}
         parts.append(time_picture(store, panels, pictures / "table4-time.png"))
@@ -225,11 +240,9 @@ class Decompositions:
 
 
 @dataclass(frozen=True)
-class Curves:
+class TrainingCurves(Experiment):
     """Figures 3 and 4: test loss and test AUC along training."""
 
-    name: str
-    title: str
     metric: str
     label: str
     claim: str
@@ -269,7 +282,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Dimensions:
+class Dimensions(Experiment):
     """Figure 5: the dimension of the subspace, by groups and by a cap on the rank."""
 
     name: str = "figure5"
@@ -289,25 +302,25 @@ class Dimensions:
         beside_cost: dict[str, list[Row]] = {}
         for key, claimed in (("bookcrossing", -1.0), ("ijcai15", 1.0)):
             title, tasks = store.sets[key].title, store.tasks(Case(key))
-            for what, found in (("groups", self._groups(key)), ("rank at most", self._ranks(key))):
+            for what, cases in (("groups", self._groups(key)), ("rank at most", self._ranks(key))):
                 panels.append(
                     Panel(
                         f"{title}: {what}",
                         what,
                         "AUC on test data, minus Adam",
-                        [difference_line(store, found, Case(key), task) for task in (*tasks, None)],
+                        [difference_line(store, cases, Case(key), task) for task in (*tasks, None)],
                         log_x=True,
                         level=0.0,
                     )
                 )
-                rows = [Row("Adam", Case(key)), *(Row(f"{what} {many}", case) for many, case in found.items())]
+                rows = [Row("Adam", Case(key)), *(Row(f"{what} {many}", case) for many, case in cases.items())]
                 beside_cost[f"{title}: {what}"] = rows
                 parts += [
                     f"### {title}: {what}",
-                    figures_grid(store, rows).markdown(),
-                    gains_grid(gains(store, rows, rows[0])).markdown(),
+                    figures_table(store, rows),
+                    gains_table(gains(store, rows, rows[0])),
                 ]
-                slope = trend(store, found)
+                slope = trend(store, cases)
                 says = "rises" if claimed > 0 else "falls"
                 lines.append((title, what, says, interval(slope), of_gain(claimed, slope)))
         draw(panels, pictures / "figure5.png")
@@ -316,7 +329,7 @@ class Dimensions:
                 "![AUC against groups and rank](figure5.png)",
                 "The paper shows AUC rising with the dimension on IJCAI-15 and falling on BookCrossing; it prints no "
                 "figures, and does not say how the dimension was set. " + _caveat(store, "bookcrossing"),
-                Grid(("data set", "dimension by", "the paper", "gain a doubling", "verdict"), tuple(lines)).markdown(),
+                markdown(("data set", "dimension by", "the paper", "gain a doubling", "verdict"), lines),
                 "A gain a doubling is the slope of mean AUC over tasks against the logarithm of the dimension: a "
                 "straight line for each seed, their mean and its interval.",
                 *parts,
@@ -333,7 +346,7 @@ class Dimensions:
 
 
 @dataclass(frozen=True)
-class TaskWeights:
+class TaskWeights(Experiment):
     """Figure 6: task weights that sum to one."""
 
     name: str = "figure6"
@@ -380,9 +393,7 @@ class TaskWeights:
         return "\n\n".join(
             [
                 "![AUC against task weights](figure6.png)",
-                Grid(
-                    ("data set", "weight of the first task", *self.methods, "best", "GDOD minus Adam"), tuple(lines)
-                ).markdown(),
+                markdown(("data set", "weight of the first task", *self.methods, "best", "GDOD minus Adam"), lines),
                 "Mean AUC over tasks, with standard deviations. The paper: GDOD performs best in most situations. "
                 f"{weights_verdict([line[-2] for line in lines], differences)} {_caveat(store, 'bookcrossing')}",
                 time_picture(store, beside_cost, pictures / "figure6-time.png"),
@@ -395,7 +406,7 @@ class TaskWeights:
         known = {name: mean for name, mean in means.items() if mean is not None}
         shown = [spread(summarise(list(store.metric(row.case, None).values()))) for row in rows]
         best = max(known, key=lambda name: known[name]) if known else "–"
-        difference = gains(store, rows, rows[0]).found["GDOD", None]
+        difference = gains(store, rows, rows[0]).differences["GDOD", None]
         return (store.sets[key].title, f"{weight:g}", *shown, best, interval(difference)), difference
 
     def _rows(self, store: Store, key: str, weight: float) -> list[Row]:
@@ -404,17 +415,17 @@ class TaskWeights:
     def _weighted(self, store: Store, key: str, name: str) -> dict[float, Case]:
         case = store.tuned(Case(key, method=OPTIMIZERS[name]))
         first, *others = store.tasks(case)
-        found = {}
+        cases = {}
         for weight in self.weights:
             rest = round((1 - weight) / len(others), 6)
             settings: list[tuple[str, Any]] = [(f"task_weights.{first}", weight)]
             settings += [(f"task_weights.{other}", rest) for other in others]
-            found[weight] = case.with_(case.method, settings)
-        return found
+            cases[weight] = case.with_(case.method, settings)
+        return cases
 
 
 def weights_verdict(best: Sequence[str], differences: Sequence[Difference]) -> str:
-    """Whether GDOD is best in most situations; contradicted if it is surely below Adam in most of them."""
+    """Say whether GDOD is best in most situations; contradicted if it is surely below Adam in most of them."""
     wins = sum(name == "GDOD" for name in best)
     below = sum(one.high is not None and one.high < 0 for one in differences)
     verdict = Verdict.NOT_CONFIRMED
@@ -426,7 +437,7 @@ def weights_verdict(best: Sequence[str], differences: Sequence[Difference]) -> s
 
 
 def along(store: Store, case: Case, name: str, task: str | None, metric: str, part: str = "test") -> Series | None:
-    """A curve along training, mean and spread over the seeds."""
+    """Return the mean over seeds along training, at the steps that all of them were evaluated at; None if none was."""
     points: dict[int, list[float]] = {}
     for seed in store.scale.seeds:
         for line in store.evaluations(case, seed):
@@ -440,10 +451,10 @@ def along(store: Store, case: Case, name: str, task: str | None, metric: str, pa
 
 
 def difference_line(store: Store, cases: Mapping[Any, Case], baseline: Case, task: str | None) -> Series:
-    """Differences from a baseline, with their intervals."""
+    """Return the differences of cases from a baseline, by the cases' x, with their intervals."""
     base = store.metric(baseline, task)
-    found = {x: paired_difference(store.metric(case, task), base) for x, case in cases.items()}
-    known = {x: one for x, one in found.items() if one.mean is not None and one.low is not None}
+    differences = {x: paired_difference(store.metric(case, task), base) for x, case in cases.items()}
+    known = {x: one for x, one in differences.items() if one.mean is not None and one.low is not None}
     return Series(
         task or "mean",
         list(known),
@@ -454,18 +465,18 @@ def difference_line(store: Store, cases: Mapping[Any, Case], baseline: Case, tas
 
 
 def trend(store: Store, cases: Mapping[int, Case]) -> Difference:
-    """What mean AUC gains with each doubling of x, by a straight line for each seed."""
-    found = {x: store.metric(case, None) for x, case in cases.items()}
+    """Return what mean AUC gains with each doubling of x, by a straight line for each seed."""
+    metrics = {x: store.metric(case, None) for x, case in cases.items()}
     slopes: dict[Any, float | None] = {}
     for seed in store.scale.seeds:
-        points = [(math.log2(x), value) for x, by_seed in found.items() if (value := by_seed.get(seed)) is not None]
+        points = [(math.log2(x), value) for x, by_seed in metrics.items() if (value := by_seed.get(seed)) is not None]
         if len(points) == len(cases):
             slopes[seed] = linear_regression(*zip(*points, strict=True)).slope
     return paired_difference(slopes, dict.fromkeys(slopes, 0.0))
 
 
 def time_picture(store: Store, panels: Mapping[str, Sequence[Row]], out: Path) -> str:
-    """Validation AUC against the time spent in steps, a panel for each list of rows."""
+    """Draw validation AUC against the time spent in steps, a panel for each list of rows; return Markdown with it."""
     drawn = []
     for title, rows in panels.items():
         series = []
@@ -483,8 +494,7 @@ def time_picture(store: Store, panels: Mapping[str, Sequence[Row]], out: Path) -
 
 
 def _is_complete(store: Store, key: str) -> bool:
-    found = store.sets[key]
-    if not found.is_printed:
+    if not store.sets[key].is_printed:
         return False
     data, theirs = store.dataset(Case(key)), printed()["table1_datasets"][PRINTED_NAMES[key]]
     ours = (len(data.train) + len(data.validation), len(data.test))
@@ -505,10 +515,10 @@ def _tuned_text(rows: Sequence[Row]) -> str:
     return f"Chosen on validation data: {'; '.join(chosen)}." if chosen else ""
 
 
-def _verdict_text(found: Gains, store: Store, key: str) -> str:
+def _verdict_text(ours: Gains, store: Store, key: str) -> str:
     if not store.sets[key].is_printed:
         return ""
-    lines = [f"- {row.name}: {counted(found.verdicts(row))}." for row in found.rows if row.printed is not None]
+    lines = [f"- {row.name}: {counted(ours.verdicts(row))}." for row in ours.rows if row.printed is not None]
     return "Verdicts on the printed differences, task by task:\n\n" + "\n".join(lines)
 
 
@@ -518,13 +528,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _table2(method: str, key: str) -> Sequence[float] | None:
-    found: dict[str, Sequence[float]] = printed()["table2_optimizers_auc"].get(method, {})
-    return found.get(PRINTED_NAMES[key])
+    by_set: dict[str, Sequence[float]] = printed()["table2_optimizers_auc"].get(method, {})
+    return by_set.get(PRINTED_NAMES[key])
 
 
 def _table5(method: str, key: str) -> Sequence[float] | None:
-    found: Sequence[float] | None = printed()["table5_census_auc"].get(method)
-    return found
+    figures: Sequence[float] | None = printed()["table5_census_auc"].get(method)
+    return figures
 
 
 PAPER: tuple[Experiment, ...] = (
@@ -539,9 +549,9 @@ PAPER: tuple[Experiment, ...] = (
         {**OPTIMIZERS, "Weighted-GDOD": Spec("weighted-gdod")},
         _table5,
     ),
-    Curves("figure3", "Figure 3: test loss along training", "log_loss", "log loss on test data",
+    TrainingCurves("figure3", "Figure 3: test loss along training", "log_loss", "log loss on test data",
            "GDOD achieves the lowest log loss."),
-    Curves("figure4", "Figure 4: test AUC along training", "auc", "AUC on test data",
+    TrainingCurves("figure4", "Figure 4: test AUC along training", "auc", "AUC on test data",
            "GDOD performs best in most experiments at a fixed training step."),
     Dimensions(),
     TaskWeights(),

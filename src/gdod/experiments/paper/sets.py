@@ -1,4 +1,4 @@
-"""The data sets of the paper, as they are found here."""
+"""The data sets of the paper, and where their files are on this machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ class PaperSet:
     """A data set, and what was chosen for it because the paper does not say."""
 
     name: str
-    """In the paper."""
+    """What the paper calls it."""
     source: str
-    """By which `gdod.data.load` knows it."""
+    """The name by which `gdod.data.load` knows it."""
     folders: tuple[str, ...]
-    """What its folder may be called."""
+    """The names that its folder may have."""
     epochs: int
     """Passes over the training data: as many as the plain sum's validation AUC, over two seeds that nothing else
     uses, rose for, and a bit more for methods that are slower (docs/results/README.md has the figures)."""
@@ -36,14 +36,14 @@ PRINTED_NAMES = {"bookcrossing": "BookCrossing", "ijcai15": "IJCAI-15", "ads": "
 
 
 @dataclass(frozen=True)
-class Found:
+class AvailableSet:
     """A data set that runs can be made on."""
 
     key: str
     paper_set: PaperSet
     folder: Path | None
     stands_in: bool
-    """Simulated ads, in place of a set whose files are not there."""
+    """Whether it is simulated ads, in place of a set whose files are not there."""
 
     @property
     def title(self) -> str:
@@ -55,20 +55,20 @@ class Found:
         return self.key != "ads" and not self.stands_in
 
 
-def find_sets(data_folder: Path | None) -> dict[str, Found]:
-    """Each set in the folder (or where `gdod data download` puts it); simulated ads in place of those that are not."""
+def find_sets(data_folder: Path | None) -> dict[str, AvailableSet]:
+    """Return each set with its folder, in ``data_folder`` or where `gdod data download` puts it; else simulated ads."""
     if data_folder is not None and not data_folder.is_dir():
         raise InputError(f"the data folder {data_folder} is not there; expected one with folders such as ijcai15/")
     return {key: _find(key, one, data_folder) for key, one in SETS.items()}
 
 
-def _find(key: str, one: PaperSet, data_folder: Path | None) -> Found:
+def _find(key: str, one: PaperSet, data_folder: Path | None) -> AvailableSet:
     if one.source == "ads":
-        return Found(key, one, None, stands_in=False)
+        return AvailableSet(key, one, None, stands_in=False)
     for folder in _places(one, data_folder):
         if folder.is_dir() and any(folder.iterdir()):
-            return Found(key, one, folder.absolute(), stands_in=False)
-    return Found(key, ADS, None, stands_in=True)
+            return AvailableSet(key, one, folder.absolute(), stands_in=False)
+    return AvailableSet(key, ADS, None, stands_in=True)
 
 
 def _places(one: PaperSet, data_folder: Path | None) -> list[Path]:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdod._files import make_folder, read_json
+from gdod._files import make_folder, read_json, read_json_lines
 from gdod.errors import InputError
 from gdod.experiments.compare import share_cores
 from gdod.experiments.lock import locked
 from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale, config_of, data_settings
-from gdod.experiments.paper.sets import Found
+from gdod.experiments.paper.sets import AvailableSet
 from gdod.experiments.plan import Spec
 from gdod.experiments.pool import Ended, Job, run_jobs
-from gdod.experiments.watch import Silent
+from gdod.experiments.watch import Watch
 from gdod.methods import METHODS
 from gdod.training.config import check_config
 from gdod.training.preflight import check
@@ -30,21 +30,21 @@ Json = dict[str, Any]
 
 @dataclass
 class Store:
-    """The runs below a folder."""
+    """The runs of cases below a folder: makes those that are missing, and reads them."""
 
     folder: Path
-    sets: dict[str, Found]
+    sets: dict[str, AvailableSet]
     scale: Scale
     processes: int | None = None
-    """Runs at a time; None: as many as cores."""
-    watch: Silent = field(default_factory=Silent)
+    """How many runs are made at a time; None: as many as there are cores."""
+    watch: Watch = field(default_factory=Watch)
     command: Sequence[str] | None = None
     failed: dict[str, str] = field(default_factory=dict)
     _data: dict[str, "Dataset"] = field(default_factory=dict)
     _read: dict[Path, Json | None] = field(default_factory=dict)
 
     def dataset(self, case: Case) -> "Dataset":
-        """Only what it is like: it reads from disk where it is asked for more."""
+        """Return the data of a case, read from disk where it is needed rather than held in memory."""
         settings = data_settings(case, self.sets[case.data], self.scale)
         key = json.dumps(settings, sort_keys=True)
         if key not in self._data:
@@ -53,18 +53,21 @@ class Store:
         return self._data[key]
 
     def tasks(self, case: Case) -> tuple[str, ...]:
+        """Return the names of the tasks."""
         return tuple(task.name for task in self.dataset(case).tasks)
 
     # Making
 
     def make(self, cases: Iterable[Case]) -> None:
-        """Runs every case with every seed that is not there yet. One seed after the other, so that what is
-        stopped early has something of everything."""
+        """Run every case with every seed that is not there yet.
+
+        One seed after the other, so that what is stopped early has something of everything.
+        """
         several = list(dict.fromkeys(cases))
         self._run([(case, seed) for seed in self.scale.seeds for case in several], test=True)
 
     def tuned(self, case: Case) -> Case:
-        """The case with the options of its method that are best on validation data; `tune` must have made them."""
+        """Return the case with the options of its method that are best on validation data in the runs of `tune`."""
         choices = self._choices(case)
         if not choices:
             return case
@@ -73,7 +76,7 @@ class Store:
         return case.with_(max(known, key=lambda one: known[one]).method) if known else case
 
     def tune(self, cases: Iterable[Case]) -> None:
-        """Runs the grids that the cases' methods declare, without looking at test data."""
+        """Run the grids that the cases' methods declare, without looking at test data."""
         grid = dict.fromkeys(choice for case in cases for choice in self._choices(case))
         self._run([(case, TUNING_SEED) for case in grid], test=False)
 
@@ -124,9 +127,11 @@ class Store:
     # Reading
 
     def place(self, case: Case, seed: int) -> Path:
+        """Return the folder of a run."""
         return (self.folder / "runs" / case.data / case.label / f"seed{seed}").absolute()
 
     def result(self, case: Case, seed: int) -> Json | None:
+        """Return what a run came to, None if it is not finished."""
         place = self.place(case, seed)
         if self._read.get(place) is None:
             path = Folder(place).result
@@ -134,24 +139,24 @@ class Store:
         return self._read[place]
 
     def values(self, case: Case, of: Callable[[Json], float | None]) -> dict[int, float | None]:
-        """By seed; of finished runs."""
+        """Return a figure of each finished run, by seed."""
         results = {seed: self.result(case, seed) for seed in self.scale.seeds}
         return {seed: of(result) for seed, result in results.items() if result is not None}
 
     def metric(self, case: Case, task: str | None, metric: str = "auc", part: str = "test") -> dict[int, float | None]:
-        """Of a task, or the mean over tasks."""
+        """Return the metric of a task, or its mean over tasks, by seed."""
         return self.values(case, lambda result: metric_of(result.get(part), task, metric))
 
     def evaluations(self, case: Case, seed: int) -> list[Json]:
+        """Return the records of evaluations along training."""
         return [line for line in self._lines(case, seed) if line["kind"] == "evaluation"]
 
     def conflicts(self, case: Case, seed: int) -> list[Json]:
-        """Records of conflict along training."""
+        """Return the records of conflict along training."""
         return [line["conflict"] for line in self._lines(case, seed) if line["kind"] == "train" and line["conflict"]]
 
     def _lines(self, case: Case, seed: int) -> list[Json]:
-        path = Folder(self.place(case, seed)).metrics
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_json_lines(Folder(self.place(case, seed)).metrics)[0]
 
     def _validation(self, case: Case, seed: int) -> float | None:
         result = self.result(case, seed)
@@ -159,6 +164,7 @@ class Store:
 
 
 def metric_of(part: Json | None, task: str | None, metric: str) -> float | None:
+    """Return a metric of one task, or its mean over tasks; None if it is not there for all of them."""
     if part is None:
         return None
     tasks = part["tasks"]
@@ -167,7 +173,7 @@ def metric_of(part: Json | None, task: str | None, metric: str) -> float | None:
 
 
 def _by_data(jobs: Iterable[Job]) -> Iterator[Job]:
-    """In the order given, but runs on one data set together: a process loads it once."""
+    """Yield the jobs in the order given, but runs on one data set together: a process loads it once."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         groups.setdefault(f"{job.config.seed} {job.config.data.model_dump_json()}", []).append(job)

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from gdod.experiments.paper.cases import Case
-from gdod.experiments.paper.plots import Panel, Series, draw
 from gdod.experiments.paper.results import ADAM, GDOD, THREE_SETS, Experiment, difference_line, time_picture
 from gdod.experiments.paper.store import Store
-from gdod.experiments.paper.tables import Grid, Row, figures_grid, gains, gains_grid, interval
+from gdod.experiments.paper.tables import Row, figures_table, gains, gains_table, interval, markdown
 from gdod.experiments.plan import Spec
+from gdod.experiments.plots import Panel, Series, draw
 from gdod.statistics import Difference, holm, paired_difference
 
 RIVALS: Mapping[str, Spec] = {"PCGrad": Spec("pcgrad"), "CAGrad": Spec("cagrad"), "UPGrad": Spec("upgrad")}
@@ -28,19 +28,19 @@ did better (docs/results/variants.md)."""
 
 
 @dataclass(frozen=True)
-class Conflict:
+class Conflict(Experiment):
     """The simulator's knob, from aligned to opposed tasks."""
 
     name: str = "conflict"
     title: str = "From aligned to opposed tasks"
 
     def cases(self) -> Iterable[Case]:
-        return [case for found in self._by_method().values() for case in found.values()]
+        return [case for cases in self._by_method().values() for case in cases.values()]
 
     def tell(self, store: Store, pictures: Path) -> str:
         methods = self._by_method()
         tasks = store.tasks(Case("ads"))
-        tuned = {name: {x: store.tuned(case) for x, case in found.items()} for name, found in methods.items()}
+        tuned = {name: {x: store.tuned(case) for x, case in cases.items()} for name, cases in methods.items()}
         panels = [
             Panel(
                 "mean over tasks" if task is None else task,
@@ -59,18 +59,18 @@ class Conflict:
                 lines.append((name, *(interval(one) for one in differences)))
         cosines = ["cosine between tasks, plain sum"]
         for x in CONFLICTS:
-            found = mean_cosines(store, tuned["plain sum"][x])
-            cosines.append(" / ".join(f"{value:+.3f}" for value in found) if found else "–")
-        grid = Grid(("minus the plain sum", *(f"conflict {x:g}" for x in CONFLICTS)), (*lines, tuple(cosines)))
+            means = mean_cosines(store, tuned["plain sum"][x])
+            cosines.append(" / ".join(f"{value:+.3f}" for value in means) if means else "–")
+        table = markdown(("minus the plain sum", *(f"conflict {x:g}" for x in CONFLICTS)), (*lines, cosines))
         pairs = ", ".join(f"{a}–{b}" for i, a in enumerate(tasks) for b in tasks[i + 1 :])
         return "\n\n".join(
             [
                 "![AUC against the conflict knob](conflict.png)",
-                grid.markdown(),
+                table,
                 f"Mean AUC over tasks on test data. Cosines are means over training, of the pairs {pairs}.",
                 time_picture(
                     store,
-                    {f"conflict {x:g}": [Row(name, found[x]) for name, found in tuned.items()] for x in CONFLICTS},
+                    {f"conflict {x:g}": [Row(name, cases[x]) for name, cases in tuned.items()] for x in CONFLICTS},
                     pictures / "conflict-time.png",
                 ),
             ]
@@ -82,14 +82,14 @@ class Conflict:
 
 
 @dataclass(frozen=True)
-class BatchSize:
+class BatchSize(Experiment):
     """Smaller and larger batches: how noisy the rows are."""
 
     name: str = "batch"
     title: str = "Batch size"
 
     def cases(self) -> Iterable[Case]:
-        return [case for key in THREE_SETS for found in self._by_method(key).values() for case in found.values()]
+        return [case for key in THREE_SETS for cases in self._by_method(key).values() for case in cases.values()]
 
     def tell(self, store: Store, pictures: Path) -> str:
         lines, panels = [], []
@@ -98,12 +98,12 @@ class BatchSize:
             for name, cases in methods.items():
                 if name != "plain sum":
                     base = methods["plain sum"]
-                    found = [interval(_difference(store, cases[size], base[size])) for size in BATCHES]
-                    lines.append((store.sets[key].title, name, *found))
+                    gained = [interval(_difference(store, cases[size], base[size])) for size in BATCHES]
+                    lines.append((store.sets[key].title, name, *gained))
             series = [_against_sum(store, methods, name, None) for name in methods if name != "plain sum"]
             panels.append(Panel(store.sets[key].title, "batch", "mean test AUC, minus the sum", series, True, 0.0))
         draw(panels, pictures / "batch.png", 3)
-        grid = Grid(("data set", "minus the plain sum", *(f"batch {size}" for size in BATCHES)), tuple(lines))
+        table = markdown(("data set", "minus the plain sum", *(f"batch {size}" for size in BATCHES)), lines)
         text = "Mean AUC over tasks on test data; the sum at the same batch size, the same number of passes."
         beside_cost = {
             f"{store.sets[key].title}, batch {size}": [
@@ -113,7 +113,7 @@ class BatchSize:
             for size in BATCHES
         }
         time = time_picture(store, beside_cost, pictures / "batch-time.png")
-        return "\n\n".join(["![AUC against batch size](batch.png)", grid.markdown(), text, time])
+        return "\n\n".join(["![AUC against batch size](batch.png)", table, text, time])
 
     def _by_method(self, key: str) -> dict[str, dict[int, Case]]:
         specs = {"plain sum": ADAM, "GDOD": GDOD, "soft agreement": PROPOSALS["soft agreement"]}
@@ -121,7 +121,7 @@ class BatchSize:
 
 
 @dataclass(frozen=True)
-class Challenge:
+class Challenge(Experiment):
     """The proposals against the plain sum, PCGrad, CAGrad and UPGrad."""
 
     name: str = "challenge"
@@ -132,33 +132,33 @@ class Challenge:
         return [Case(key, method=spec) for key in self.sets for spec in self._specs().values()]
 
     def tell(self, store: Store, pictures: Path) -> str:
-        parts, lines, found = [], [], []
+        parts, lines, p_values = [], [], []
         panels: dict[str, list[Row]] = {}
         for key in self.sets:
             panels[store.sets[key].title] = rows = [
                 Row(name, store.tuned(Case(key, method=spec))) for name, spec in self._specs().items()
             ]
-            parts += [f"### {store.sets[key].title}", figures_grid(store, rows).markdown(),
-                      gains_grid(gains(store, rows, rows[0])).markdown()]  # fmt: skip
+            parts += [f"### {store.sets[key].title}", figures_table(store, rows),
+                      gains_table(gains(store, rows, rows[0]))]  # fmt: skip
             for row in rows:
                 if row.name in ("GDOD", *PROPOSALS):
                     for rival in rows:
                         if rival.name in ("plain sum", *RIVALS):
                             one = _difference(store, row.case, rival.case)
-                            found.append(one.p)
+                            p_values.append(one.p)
                             lines.append((store.sets[key].title, row.name, rival.name, interval(one)))
-        corrected = holm(found)
+        corrected = holm(p_values)
         shown = [(*line, "–" if p is None else f"{p:.3f}") for line, p in zip(lines, corrected, strict=True)]
-        grid = Grid(("data set", "variant", "minus", "mean AUC on test data", "p (Holm, all of these)"), tuple(shown))
+        titles = ("data set", "variant", "minus", "mean AUC on test data", "p (Holm, all of these)")
         time = time_picture(store, panels, pictures / "challenge-time.png")
-        return "\n\n".join([grid.markdown(), time, *parts])
+        return "\n\n".join([markdown(titles, shown), time, *parts])
 
     def _specs(self) -> dict[str, Spec]:
         return {"plain sum": ADAM, **RIVALS, "GDOD": GDOD, **PROPOSALS}
 
 
 @dataclass(frozen=True)
-class Chance:
+class Chance(Experiment):
     """What GDOD keeps, beside what it would keep of directions on which tasks' signs are coin tosses."""
 
     name: str = "chance"
@@ -186,7 +186,7 @@ class Chance:
         header = ("data set", "tasks", "cosines, plain sum", "vectors kept by chance", "vectors kept", "energy kept")
         return "\n\n".join(
             [
-                Grid(header, tuple(lines)).markdown(),
+                markdown(header, lines),
                 "Means over training and seeds, from one step in a hundred. Cosines between the tasks' gradients of a "
                 "batch are those of training with the plain sum: the least and the largest of the pairs' means. If the "
                 "signs of K tasks on a basis vector were independent, all would agree on a share of 2^(1-K) of them.",
@@ -195,7 +195,7 @@ class Chance:
 
 
 def kept(store: Store, case: Case, what: str) -> float | None:
-    """Share of energy or of basis vectors kept, mean over training and seeds."""
+    """Return the share of energy or of basis vectors that a method keeps, mean over training and seeds."""
     values = [
         line[what] for seed in store.scale.seeds for line in store.conflicts(case, seed) if line[what] is not None
     ]
@@ -203,15 +203,15 @@ def kept(store: Store, case: Case, what: str) -> float | None:
 
 
 def mean_cosines(store: Store, case: Case) -> list[float]:
-    """Of each pair of tasks, mean over training and seeds."""
-    found: list[list[float]] = []
+    """Return the cosine between the gradients of each pair of tasks, mean over training and seeds."""
+    cosines: list[list[float]] = []
     for seed in store.scale.seeds:
         for line in store.conflicts(case, seed):
             matrix = line["cosines"]
             pairs = [matrix[i][j] for i in range(len(matrix)) for j in range(i + 1, len(matrix))]
             if None not in pairs:
-                found.append(pairs)
-    return [fmean(column) for column in zip(*found, strict=True)]
+                cosines.append(pairs)
+    return [fmean(column) for column in zip(*cosines, strict=True)]
 
 
 def _with_conflict(spec: Spec, conflict: float) -> Case:

@@ -7,6 +7,8 @@ from gdod.statistics import Difference
 
 
 class Verdict(StrEnum):
+    """What our figures say about a printed one."""
+
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "not confirmed"
     CONTRADICTED = "contradicted"
@@ -14,8 +16,11 @@ class Verdict(StrEnum):
 
 
 def of_gain(printed: float | None, ours: Difference) -> Verdict:
-    """A gain is confirmed if our interval (95 %, paired over seeds) lies on its side of zero, contradicted if it lies
-    on the other one, and not confirmed if zero is inside. Its size does not matter."""
+    """Return what our difference says about a printed gain.
+
+    It is confirmed if our interval (95 %, paired over seeds) lies on its side of zero, contradicted if it lies on the
+    other one, and not confirmed if zero is inside. Its size does not matter.
+    """
     if printed is None or ours.low is None or ours.high is None:
         return Verdict.CANNOT
     if printed == 0:
@@ -26,7 +31,7 @@ def of_gain(printed: float | None, ours: Difference) -> Verdict:
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """ "confirmed 3, not confirmed 1" """
-    found = list(verdicts)
-    counts: Mapping[Verdict, int] = {verdict: found.count(verdict) for verdict in Verdict}
+    """Return how many there are of each verdict, such as "confirmed 3, not confirmed 1"."""
+    listed = list(verdicts)
+    counts: Mapping[Verdict, int] = {verdict: listed.count(verdict) for verdict in Verdict}
     return ", ".join(f"{verdict} {count}" for verdict, count in counts.items() if count) or "nothing to compare"

@@ -49,9 +49,9 @@ def torchjd_methods() -> dict[str, Callable[..., Method]]:
 
 
 def _build(name: str, **options: Any) -> Method:
-    from gdod.methods.torchjd.by_name import RECIPES
+    from gdod.methods.torchjd.by_name import MAKERS
 
-    return RECIPES[name].build(name, options)
+    return MAKERS[name].build(name, options)
 
 
 def as_method(source: object, *, seed: int | torch.Generator | None = None, lr: float | None = None) -> Method:

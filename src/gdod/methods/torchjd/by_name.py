@@ -16,7 +16,7 @@ from gdod.methods.torchjd.to_torchjd import ExactProjector, GDODWeighting
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Maker:
     """How the method of one name is made."""
 
     make: Callable[..., nn.Module]
@@ -59,27 +59,27 @@ def _cr_mogm(tasks: int, **options: Any) -> nn.Module:
 _mean_of_present = partial(BorrowedWeighting, only_present=True, times_tasks=True)
 _positive_losses = partial(BorrowedScalarizer, positive=True)
 
-RECIPES: dict[str, Recipe] = {
-    "upgrad": Recipe(_for_any_tasks(aggregation.UPGradWeighting, projector=ExactProjector()), _mean_of_present),
-    "dualproj": Recipe(_for_any_tasks(aggregation.DualProjWeighting, projector=ExactProjector()), _mean_of_present),
-    "aligned-mtl": Recipe(_for_any_tasks(aggregation.AlignedMTLWeighting), _mean_of_present),
-    "imtl-g": Recipe(
+MAKERS: dict[str, Maker] = {
+    "upgrad": Maker(_for_any_tasks(aggregation.UPGradWeighting, projector=ExactProjector()), _mean_of_present),
+    "dualproj": Maker(_for_any_tasks(aggregation.DualProjWeighting, projector=ExactProjector()), _mean_of_present),
+    "aligned-mtl": Maker(_for_any_tasks(aggregation.AlignedMTLWeighting), _mean_of_present),
+    "imtl-g": Maker(
         _for_any_tasks(aggregation.IMTLGWeighting), partial(BorrowedWeighting, only_present=True, unit_scale=True)
     ),
-    "fairgrad": Recipe(
+    "fairgrad": Maker(
         _for_any_tasks(aggregation.FairGradWeighting, alpha=2.0), partial(BorrowedWeighting, only_present=True)
     ),
-    "krum": Recipe(_for_any_tasks(aggregation.KrumWeighting, n_byzantine=0), BorrowedWeighting),
-    "gradvac": Recipe(_for_any_tasks(aggregation.GradVacWeighting), partial(BorrowedWeighting, unit_scale=True)),
-    "pcd": Recipe(_for_any_tasks(aggregation.PCDWeighting), BorrowedWeighting),
-    "nash-mtl": Recipe(_nash_mtl, BorrowedWeighting),
-    "cr-mogm": Recipe(_cr_mogm, BorrowedWeighting),
-    "modo": Recipe(_for_any_tasks(aggregation.MoDoWeighting), partial(BorrowedAcrossBatches, batches=2)),
-    "sdmgrad": Recipe(_for_any_tasks(aggregation.SDMGradWeighting), partial(BorrowedAcrossBatches, batches=3)),
-    "random": Recipe(_for_any_tasks(scalarization.Random), BorrowedScalarizer, ("seed", "lr")),
-    "dwa": Recipe(_for_any_tasks(scalarization.DWA), partial(_positive_losses, window=100), ("seed", "lr", "window")),
-    "famo": Recipe(scalarization.FAMO, _positive_losses, ("seed", "lr")),
-    "imtl-l": Recipe(scalarization.IMTLL, BorrowedScalarizer, ("seed", "lr")),
-    "geometric-mean": Recipe(_for_any_tasks(scalarization.GeometricMean), _positive_losses, ("seed", "lr")),
-    "stch": Recipe(_for_any_tasks(scalarization.STCH, mu=0.1), BorrowedScalarizer, ("seed", "lr")),
+    "krum": Maker(_for_any_tasks(aggregation.KrumWeighting, n_byzantine=0), BorrowedWeighting),
+    "gradvac": Maker(_for_any_tasks(aggregation.GradVacWeighting), partial(BorrowedWeighting, unit_scale=True)),
+    "pcd": Maker(_for_any_tasks(aggregation.PCDWeighting), BorrowedWeighting),
+    "nash-mtl": Maker(_nash_mtl, BorrowedWeighting),
+    "cr-mogm": Maker(_cr_mogm, BorrowedWeighting),
+    "modo": Maker(_for_any_tasks(aggregation.MoDoWeighting), partial(BorrowedAcrossBatches, batches=2)),
+    "sdmgrad": Maker(_for_any_tasks(aggregation.SDMGradWeighting), partial(BorrowedAcrossBatches, batches=3)),
+    "random": Maker(_for_any_tasks(scalarization.Random), BorrowedScalarizer, ("seed", "lr")),
+    "dwa": Maker(_for_any_tasks(scalarization.DWA), partial(_positive_losses, window=100), ("seed", "lr", "window")),
+    "famo": Maker(scalarization.FAMO, _positive_losses, ("seed", "lr")),
+    "imtl-l": Maker(scalarization.IMTLL, BorrowedScalarizer, ("seed", "lr")),
+    "geometric-mean": Maker(_for_any_tasks(scalarization.GeometricMean), _positive_losses, ("seed", "lr")),
+    "stch": Maker(_for_any_tasks(scalarization.STCH, mu=0.1), BorrowedScalarizer, ("seed", "lr")),
 }

@@ -83,8 +83,8 @@ class GDODWeighting(aggregation.Weighting[linalg.PSDMatrix]):
         # No more exact matrix is to be had: what is below its rounding error is no direction.
         gram = Gram(rows @ matrix @ rows.T, averages, row_error=torch.finfo(stat.dtype).eps ** 0.5)
         weights = self.method.weigh(gram)
-        if weights.random_rows is not None:
-            raise InputError("decomposition='random' leaves the span of the gradients; use gdod.backward")
+        if weights.update is not None:
+            raise InputError(f"{self.method!r} makes an update of its own, of a model's parameters; use gdod.backward")
         return (weights.rows @ rows).to(stat)
 
     def __repr__(self) -> str:

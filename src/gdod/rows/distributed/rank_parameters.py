@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gdod.errors import InputError
-from gdod.rows.distributed.exchange import digest
 from gdod.rows.graph import LEAF, Graph
-from gdod.rows.views import is_view
-
-_LOOKUPS = ("EmbeddingBackward0", "EmbeddingBagBackward0")
+from gdod.rows.lookup import TableUse
+from gdod.rows.node_kinds import is_view, kind_of
+from gdod.rows.parts import digest
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,27 @@ class Lookups:
     sparse: bool  # whether its gradient is to be
 
     def ids(self) -> Tensor:
-        """All ids looked up, to be read before the graph is freed."""
+        """Return all ids looked up, to be read before the graph is freed."""
         return torch.cat([node._saved_indices.reshape(-1).long() for node in self.nodes])  # type: ignore[attr-defined]
 
 
 def lookups(graph: Graph, leaves: list[int]) -> dict[int, Lookups]:
-    """Tables, by their number among the leaves."""
+    """Return the tables, by their number among the leaves."""
     numbers = {graph.nodes[leaf]: number for number, leaf in enumerate(leaves)}
-    found: dict[int, list[Node] | None] = {}
+    uses: dict[int, list[Node] | None] = {}
     for node in graph.nodes:
         for slot, (child, _) in enumerate(node.next_functions):
             if type(child) is not LEAF:
                 continue
             number = numbers[child]  # type: ignore[index]
-            before = found.setdefault(number, [])
-            if type(node).__name__ in _LOOKUPS and slot == 0 and before is not None:
+            before = uses.setdefault(number, [])
+            if isinstance(kind_of(node).uses.get(slot), TableUse) and before is not None:
                 before.append(node)
             else:
-                found[number] = None
+                uses[number] = None
     return {
         number: Lookups(nodes, bool(nodes[-1]._saved_sparse))  # type: ignore[attr-defined]
-        for number, nodes in found.items()
+        for number, nodes in uses.items()
         if nodes
     }
 
@@ -56,22 +55,22 @@ _STRUCTURES: OrderedDict[object, int] = OrderedDict()
 
 
 def structure(graph: Graph) -> int:
-    """A number that is the same on two ranks if their graphs have the same nodes and edges, whatever the sizes."""
-    found = _STRUCTURES.get(graph.signature)
-    if found is None:
+    """Return a number that is the same on two ranks if their graphs have the same nodes and edges, of any sizes."""
+    known = _STRUCTURES.get(graph.signature)
+    if known is None:
         numbers = {node: number for number, node in enumerate(graph.nodes)}
         edges = [[(numbers.get(child, -1), at) for child, at in node.next_functions] for node in graph.nodes]  # type: ignore[arg-type]
         kinds = [type(node).__name__ for node in graph.nodes]
-        found = _STRUCTURES[graph.signature] = digest(str((graph.roots, kinds, edges)))
+        known = _STRUCTURES[graph.signature] = digest(str((graph.roots, kinds, edges)))
         if len(_STRUCTURES) > 256:
             _STRUCTURES.popitem(last=False)
-    return found
+    return known
 
 
 def ordered_leaves(graph: Graph, alike: bool) -> list[int]:
-    """The leaves in an order that is the same on all ranks.
+    """Return the leaves in an order that is the same on all ranks.
 
-    In graphs that are ``alike`` that of the graph. Otherwise (a loop that runs as often as a rank's longest
+    In graphs that are ``alike`` it is that of the graph. Otherwise (a loop that runs as often as a rank's longest
     sequence is long) parameters are known by what they hold, which is the same on all ranks.
     """
     leaves = graph.leaves()
@@ -99,7 +98,7 @@ def _description(graph: Graph, leaf: int) -> str:
 
 
 def _context(graph: Graph, leaves: list[int]) -> dict[int, set[int]]:
-    """For each leaf those that enter the same operations, such as the weight that a bias is added to."""
+    """Return for each leaf those that enter the same operations, such as the weight that a bias is added to."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     context: dict[int, set[int]] = {leaf: set() for leaf in leaves}
     for node in graph.nodes:
@@ -115,7 +114,7 @@ def _context(graph: Graph, leaves: list[int]) -> dict[int, set[int]]:
 
 
 def refuse_sharded(graph: Graph) -> None:
-    """Refuses graphs whose nodes talk to other ranks by themselves, and parameters of which a rank has a part."""
+    """Refuse graphs whose nodes talk to other ranks by themselves, and parameters of which a rank has a part."""
     kinds = {type(node).__name__ for node in graph.nodes}
     if "_DDPSinkBackward" in kinds:
         raise InputError(
@@ -140,7 +139,7 @@ def refuse_sharded(graph: Graph) -> None:
 
 
 def _unsharded() -> Iterator[int]:
-    """Ids of the whole parameters that FSDP2 puts in place of sharded ones for a forward pass."""
+    """Yield the ids of the whole parameters that FSDP2 puts in place of sharded ones for a forward pass."""
     if "torch.distributed.fsdp" not in sys.modules or "torch.distributed._composable_state" not in sys.modules:
         return
     for reference in list(sys.modules["torch.distributed._composable_state"]._module_state_mapping.values()):

@@ -6,27 +6,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gdod.ranks import Exchange
 from gdod.rows.cotangent import working
-from gdod.rows.distributed.column_exchange import Table, key_bits, keys_of, sum_by_id
-from gdod.rows.distributed.exchange import Exchange
+from gdod.rows.distributed.column_exchange import Table, key_bits, keys_of
+from gdod.rows.parts import sum_by_id
+from gdod.rows.rows import Gradients
 from gdod.rows.workspace import zeros_for
-
-Gradients = list[tuple[Tensor, Tensor]]
 
 
 def sum_dense(exchange: Exchange, leaves: Sequence[Tensor], grads: Sequence[tuple[int, Tensor | None]]) -> Gradients:
-    """Adds up ranks' gradients, each a number of a parameter and what this rank has of it, in one buffer."""
+    """Return the sums over ranks of gradients: each is a number of a parameter and what this rank has of it."""
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor | None]]] = {}
     for number, grad in grads:
         leaf = leaves[number]
         dtype = torch.float32 if leaf.dtype in (torch.bfloat16, torch.float16) else leaf.dtype
         kinds.setdefault((leaf.device, dtype), []).append((number, grad))
-    found: Gradients = []
+    sums: Gradients = []
     for (device, dtype), some in kinds.items():
         flat = torch.cat([_flat(grad, leaves[number]).to(device, dtype) for number, grad in some])
         parts = exchange.all_reduce(flat, "dense gradients").split([leaves[number].numel() for number, _ in some])
-        found += [(leaves[n], part.view(leaves[n].shape)) for (n, _), part in zip(some, parts, strict=True)]
-    return found
+        sums += [(leaves[n], part.view(leaves[n].shape)) for (n, _), part in zip(some, parts, strict=True)]
+    return sums
 
 
 def _flat(grad: Tensor | None, like: Tensor) -> Tensor:
@@ -37,35 +37,31 @@ def _flat(grad: Tensor | None, like: Tensor) -> Tensor:
 
 def from_owners(
     exchange: Exchange,
-    found: Sequence[tuple[Tensor, Tensor]],
+    owned: Sequence[tuple[Tensor, Tensor]],
     by_width: Sequence[Sequence[Table]],
     leaves: Sequence[Tensor],
     sparse: Mapping[int, bool],
 ) -> Gradients:
-    """Tables' gradients from ids and sums that each owner found, width by width."""
-    if not found:
+    """Return tables' gradients from the ids and sums that each owner has, width by width."""
+    if not owned:
         return []
-    dtype = torch.float64 if any(values.dtype == torch.float64 for _, values in found) else torch.float32
+    dtype = torch.float64 if any(values.dtype == torch.float64 for _, values in owned) else torch.float32
     like = torch.empty(0, dtype=dtype, device=exchange.device)
     key = 8 // like.element_size()
-    sizes = exchange.numbers([len(ids) for ids, _ in found])
-    widths = [values.shape[1] for _, values in found]
-    flat = torch.cat([torch.cat([key_bits(i, like), v.to(like)], 1).flatten() for i, v in found])
-    totals = [sum(n * (key + w) for n, w in zip(some, widths, strict=True)) for some in sizes]
-    parts = exchange.gather(flat, totals, "table gradients")
+    sizes = exchange.numbers([len(ids) for ids, _ in owned])
+    widths = [values.shape[1] for _, values in owned]
+    flat = torch.cat([torch.cat([key_bits(i, like), v.to(like)], 1).flatten() for i, v in owned])
+    lengths = [[n * (key + w) for n, w in zip(some, widths, strict=True)] for some in sizes]
+    parts = exchange.gather(flat, [sum(some) for some in lengths], "table gradients")
+    pieces = [part.split(some) for part, some in zip(parts, lengths, strict=True)]
     grads: Gradients = []
     for place, width in enumerate(widths):
-        some = []
-        for part, counts in zip(parts, sizes, strict=True):
-            begin = sum(n * (key + w) for n, w in zip(counts[:place], widths, strict=False))
-            some.append(part[begin : begin + counts[place] * (key + width)].view(-1, key + width))
-        entries = torch.cat(some)
+        entries = torch.cat([some[place].view(-1, key + width) for some in pieces])
         ids, order = keys_of(entries[:, :key]).sort()
         values = entries[order, key:]
         for table in by_width[place]:
-            low, high = (
-                int(n) for n in torch.searchsorted(ids, torch.tensor([table.first, table.first + table.length]).to(ids))
-            )
+            bounds = torch.tensor([table.first, table.first + table.length]).to(ids)
+            low, high = torch.searchsorted(ids, bounds).tolist()
             leaf = leaves[table.number]
             own = (ids[low:high] - table.first).to(leaf.device)
             grads.append((leaf, _gradient(leaf, own, values[low:high].to(leaf), sparse[table.number])))
@@ -84,7 +80,7 @@ _SMALL_TABLE = 4096
 
 @dataclass(frozen=True)
 class TableSums:
-    """Tables whose gradient is found by autograd on each rank, and summed over ranks where it is not zero."""
+    """Sums over ranks the gradients of tables that each rank has from autograd, where they are not zero."""
 
     numbers: list[int]  # of the tables among the leaves
     ids: list[Tensor]  # looked up on this rank, each once, sorted by owner
@@ -96,7 +92,7 @@ class TableSums:
     def of(
         looked_up: Mapping[int, Tensor], sparse: Mapping[int, bool], leaves: Sequence[Tensor], ranks: int
     ) -> "TableSums":
-        """``looked_up``: ids in tables, by the table's number; ``sparse``: whether its gradient is to be."""
+        """Take ids looked up in tables, by the table's number; ``sparse``: whether its gradient is to be."""
         tables = [n for n in sorted(looked_up) if sparse[n] or leaves[n].numel() > _SMALL_TABLE]
         by_width = tables_by_width([(n, leaves[n]) for n in tables])
         numbers = [table.number for some in by_width for table in some]
@@ -119,7 +115,7 @@ class TableSums:
         grads: Sequence[Tensor | None],
         leaves: Sequence[Tensor],
     ) -> Gradients:
-        """The tables' gradients over all ranks, in order of ``numbers``. ``counts``: those of all ranks."""
+        """Return the tables' gradients over all ranks, in order of ``numbers``. ``counts``: those of all ranks."""
         if not self.numbers:
             return []
         of_ids = dict(zip(self.numbers, zip(self.ids, grads, strict=True), strict=True))
@@ -145,7 +141,7 @@ class TableSums:
 
 
 def _at(grad: Tensor | None, ids: Tensor, table: Tensor) -> Tensor:
-    """The gradient's rows of these ids. [U, d]"""
+    """Return the gradient's rows of these ids. [U, d]"""
     if grad is None:
         return torch.zeros(len(ids), table.shape[1], dtype=table.dtype, device=table.device)
     if not grad.is_sparse:
@@ -157,9 +153,10 @@ def _at(grad: Tensor | None, ids: Tensor, table: Tensor) -> Tensor:
 
 
 def tables_by_width(tables: Sequence[tuple[int, Tensor]]) -> tuple[tuple[Table, ...], ...]:
-    found: dict[int, list[Table]] = {}
+    """Return tables sorted by width, the ids of those of one width made distinct."""
+    by_width: dict[int, list[Table]] = {}
     for number, table in tables:
-        others = found.setdefault(table.shape[1], [])
+        others = by_width.setdefault(table.shape[1], [])
         first = others[-1].first + others[-1].length if others else 0
         others.append(Table(number, first, table.shape[0]))
-    return tuple(tuple(found[width]) for width in sorted(found))
+    return tuple(tuple(by_width[width]) for width in sorted(by_width))

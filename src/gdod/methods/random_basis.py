@@ -1,22 +1,53 @@
-"""Random vectors of the whole parameter space, for the ablation that takes its basis from there.
+"""A random basis of the whole parameter space, for the ablation of the paper's table 4 (`decomposition="random"`).
 
-Of independent normal vectors Z [r, D] a method needs the products with the task gradients, Z Zᵀ, and then
-one weighted sum Zᵀ w. None of this takes r vectors of length D. Let Q be an orthonormal basis of the task
-gradients and Z = A Qᵀ + R. A is normal, R Rᵀ has a Wishart distribution, and given the two, Rᵀ w has a known
-length and points anywhere orthogonal to the gradients with equal probability. So A, a triangular factor of
-R Rᵀ (Bartlett's), and one random direction have exactly the distribution of the whole.
+The update lies outside the rows' span: it is an `OwnUpdate`. Of independent normal vectors Z [r, D] it takes the
+products with the task gradients, Z Zᵀ, and then one weighted sum Zᵀ w. None of this takes r vectors of length D. Let Q
+be an orthonormal basis of the task gradients and Z = A Qᵀ + R. A is normal, R Rᵀ has a Wishart distribution, and given
+the two, Rᵀ w has a known length and points anywhere orthogonal to the gradients with equal probability. So A, a
+triangular factor of R Rᵀ (Bartlett's), and one random direction have exactly the distribution of the whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributions import Chi2
 
+from gdod.errors import InputError
+from gdod.methods.base import OwnUpdate, Weights
+from gdod.methods.gram import Gradients, Gram
+
 _NUMBERS_AT_ONCE = 2**22
 # Eigenvalues of the task gradients' cosines below this are rounding.
 _DEPENDENT = 1e-12
+
+
+def weigh_on_random_basis(
+    gram: Gram, rank: int | None, generator: torch.Generator, scale: Callable[[Tensor], Tensor]
+) -> Weights:
+    """Return an update along ``rank`` random vectors (by default as many as rows), projections on them scaled."""
+    if gram.combine is None:
+        raise InputError(
+            "decomposition='random' draws vectors outside the rows' span, which a Gram matrix cannot tell; "
+            "use from_rows or gdod.backward"
+        )
+    vectors = RandomVectors([gram.combine(share) for share in gram.averages])
+    with_tasks, among = vectors.draw(rank or len(gram.matrix), generator)  # Z gᵢ [r, K], Z Zᵀ [r, r]
+    factor = torch.linalg.cholesky(among)
+    projections = torch.linalg.solve_triangular(factor, with_tasks, upper=False)
+    factors = scale(gram.rounded(projections))
+    along = (factors * projections).sum(1, keepdim=True)
+    weights = torch.linalg.solve_triangular(factor.T, along, upper=True).squeeze(1)
+    update = OwnUpdate(weights, vectors.combine)
+    return Weights(torch.zeros_like(gram.averages[0]), update=update, projections=projections, factors=factors)
+
+
+def random_basis(rank: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return random orthonormal vectors. [r, D], r at most D"""
+    drawn = torch.randn(min(rank, size), size, dtype=torch.float64, generator=generator)
+    basis: Tensor = torch.linalg.qr(drawn.T).Q.T
+    return basis
 
 
 @dataclass(frozen=True)
@@ -41,16 +72,18 @@ class _Span:
         return _Span(lengths, root, inverse, within, int((values > 0).sum()))
 
 
-class RandomRows:
-    def __init__(self, gradients: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
-        """``gradients``: for each task the shared parameters with its gradient."""
+class RandomVectors:
+    """Independent normal vectors of the whole parameter space, of which only what is asked for is drawn."""
+
+    def __init__(self, gradients: Sequence[Gradients]) -> None:
+        """Take for each task the shared parameters with its gradient."""
         self.parameters = [(parameter, grad.is_sparse) for parameter, grad in gradients[0]]
         self.flat = [[_flat(grad) for _, grad in grads] for grads in zip(*gradients, strict=True)]
         nothing = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
         self.span = _Span.of(sum((grads @ grads.T for grads in self._gradients()), nothing))
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws Z [r, D], r at most D; returns its products with the task gradients [r, K] and Z Zᵀ."""
+        """Draw Z [r, D], r at most D, and return its products with the task gradients [r, K] and Z Zᵀ."""
         seed, squares, self.seed = torch.randint(2**62, (3,), generator=generator).tolist()
         size, span = sum(parameter.numel() for parameter, _ in self.parameters), self.span
         count, outside = min(count, size), size - span.rank
@@ -62,7 +95,7 @@ class RandomRows:
         return with_tasks, self.along @ self.along.T + self.across @ self.across.T
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The weighted sum of the vectors drawn last, as gradients."""
+        """Return the weighted sum of the vectors drawn last, as gradients."""
         span, shorten = self.span, _reciprocal(self.span.lengths)
         dots, square = torch.zeros_like(span.lengths), torch.zeros((), dtype=torch.float64)
         for grads, normal in zip(self._gradients(), self._normal(), strict=True):
@@ -73,21 +106,21 @@ class RandomRows:
         far = (self.across.T @ weights).norm() * _reciprocal((square - shadow @ dots).clamp(min=0).sqrt())
         near = (span.inverse @ (self.along.T @ weights) - far * shadow) * shorten
         pieces = (near @ grads + far * normal for grads, normal in zip(self._gradients(), self._normal(), strict=True))
-        found = []
+        update = []
         for parameter, sparse in self.parameters:
             parts = [next(pieces) for _ in _cuts(parameter.numel())]
-            update = torch.cat(parts).view(parameter.shape).to(parameter)
-            found.append((parameter, update.to_sparse(1) if sparse else update))
-        return found
+            dense = torch.cat(parts).view(parameter.shape).to(parameter)
+            update.append((parameter, dense.to_sparse(1) if sparse else dense))
+        return update
 
     def _gradients(self) -> Iterator[Tensor]:
-        """The task gradients, some columns at a time. [K, columns]"""
+        """Yield the task gradients, some columns at a time. [K, columns]"""
         for flat in self.flat:
             for cut in _cuts(len(flat[0])):
                 yield torch.stack([one[cut].to("cpu", torch.float64) for one in flat])
 
     def _normal(self) -> Iterator[Tensor]:
-        """The same columns of a random vector, drawn again each time and never stored. [columns]"""
+        """Yield the same columns of a random vector, drawn again each time and never stored. [columns]"""
         generator = torch.Generator().manual_seed(self.seed)
         for parameter, _ in self.parameters:
             for cut in _cuts(parameter.numel()):
@@ -99,7 +132,7 @@ def _cuts(size: int) -> list[slice]:
 
 
 def _bartlett(normal: Tensor, freedom: int, seed: int) -> Tensor:
-    """A triangular factor of a Wishart matrix, from normal numbers [r, r]."""
+    """Return a triangular factor of a Wishart matrix, from normal numbers [r, r]."""
     with torch.random.fork_rng(devices=[]):  # `Chi2` draws from the default generator only
         torch.default_generator.manual_seed(seed)
         squares = Chi2(freedom - torch.arange(len(normal), dtype=torch.float64)).sample()
@@ -107,7 +140,7 @@ def _bartlett(normal: Tensor, freedom: int, seed: int) -> Tensor:
 
 
 def _reciprocal(numbers: Tensor) -> Tensor:
-    """Of zero it is zero."""
+    """Return 1 / numbers, and zero for zero."""
     return torch.where(numbers > 0, 1 / numbers, 0.0)
 
 

@@ -1,31 +1,18 @@
 """Adding gradients to `.grad`, as `Tensor.backward` does."""
 
-from collections.abc import Iterable, Iterator, Sequence
-
 import torch
 from torch import Tensor
 
 
-def unaliased(grads: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Autograd may hand one tensor to several parameters, such as the terms of a sum."""
-    seen: set[int] = set()
-    for parameter, grad in grads:
-        if not grad.is_sparse:
-            storage = grad.untyped_storage().data_ptr()
-            grad = grad.clone() if storage in seen else grad
-            seen.add(storage)
-        yield parameter, grad
-
-
 def _own(grad: Tensor) -> Tensor:
-    """The gradient with a place in memory for each of its numbers, so that clipping and scalers can change it."""
+    """Return the gradient with a place in memory for each number, so that clipping and scalers can change it."""
     if grad.is_sparse:
         return grad if grad._values().is_contiguous() else grad.clone()
     return grad if grad.is_contiguous() else grad.contiguous()
 
 
 def accumulate(parameter: Tensor, grad: Tensor) -> None:
-    """Adds to `.grad` as `Tensor.backward` does, hooks included."""
+    """Add to `.grad` as `Tensor.backward` does, hooks included."""
     if grad.dtype != parameter.dtype:
         grad = grad.to(parameter.dtype)
     if parameter.grad is None and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks:
@@ -35,14 +22,9 @@ def accumulate(parameter: Tensor, grad: Tensor) -> None:
         torch.autograd.backward(parameter, grad)
 
 
-def accumulate_all(grads: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for parameter, grad in grads:
-        accumulate_quietly(parameter, grad)
-
-
 def accumulate_quietly(parameter: Tensor, grad: Tensor) -> None:
-    """Adds to `.grad`, with the parameter's own hooks, but without those that `DistributedDataParallel` has put
-    on autograd's own node: these would wait for other ranks, to average what is a sum over all already."""
+    """Add to `.grad` with the parameter's own hooks, but without those that `DistributedDataParallel` has put on
+    autograd's own node: these would wait for other ranks, to average what is a sum over all already."""
     if grad.dtype != parameter.dtype:
         grad = grad.to(parameter.dtype)
     for hook in tuple((parameter._backward_hooks or {}).values()):

@@ -1,22 +1,19 @@
-"""Matrix products with a parameter: linear layers, `x @ W`, stacked experts in `bmm` or `einsum`.
+"""The rows of weights of matrix products: as they are, or only their inner products.
 
-The row of such a parameter is a product of activations X and cotangents D, summed over the places
-(examples, or examples times positions) of a group, Dᵀ X. Either the rows are materialised, or their
-inner products come from those of activations and of cotangents between all places, so that nothing as
-large as a row appears; whichever costs less.
+Either the rows are materialised, or their inner products come from those of activations and of cotangents
+between all places, so that nothing as large as a row appears; whichever costs less.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
-from gdod.rows.cotangent import Cotangent, working
-from gdod.rows.groups import Owner
+from gdod.rows.cotangent import Cotangent
+from gdod.rows.node_kinds import kind_of
+from gdod.rows.uses import Contraction, by_group, rows_of
 from gdod.rows.views import undo
 from gdod.rows.workspace import take
 
@@ -28,93 +25,8 @@ _CALLS = 1_500_000
 _TRAFFIC = 8
 
 
-@dataclass(frozen=True)
-class Contraction:
-    """A use of a parameter W in ``X W`` (or in ``W X``, if ``left``), batched or not."""
-
-    left: bool
-    saved: str  # where the node keeps X
-    scale: str | None = None  # where it keeps a factor of the product
-    vector: bool = False  # W is a vector in ``X @ W``
-
-    def summed(self, dims: int) -> int:
-        """The dimension of the cotangent that the gradient of W sums over."""
-        return dims - 1 if self.left or self.vector else dims - 2
-
-    def allows(self, owner: Owner, shape: torch.Size, weight: torch.Size, examples: int) -> bool:
-        return owner.dim == self.summed(len(shape))
-
-    def load(self, node: Node) -> Tensor:
-        """X as [E, M, in]: experts (1 without a batch dimension), places to sum over, features."""
-        x: Tensor = getattr(node, self.saved)
-        if self.scale is not None and (scale := getattr(node, self.scale)) != 1:
-            x = x * scale
-        return working(self._sum_second(x))
-
-    def cotangent(self, cotangent: Cotangent) -> Tensor:
-        """All passes side by side. [E, M, K * out]"""
-        if self.vector:
-            return working(torch.stack(tuple(cotangent.passes), -1)).unsqueeze(0)
-        if isinstance(cotangent.found, Tensor):
-            return self._side_by_side(working(cotangent.found))
-        deltas = [working(self._sum_second(delta)) for delta in cotangent.passes]
-        first = deltas[0]
-        return torch.cat(deltas, -1, out=take((*first.shape[:-1], len(deltas) * first.shape[-1]), first))
-
-    def _side_by_side(self, stacked: Tensor) -> Tensor:
-        stacked = stacked.transpose(-1, -2) if self.left else stacked
-        if stacked.dim() == 3:  # [K, M, out]: the common case, in few operations
-            tasks, places, outputs = stacked.shape
-            joined, buffer = stacked.transpose(0, 1), take((places, tasks, outputs), stacked)
-            return (joined.contiguous() if buffer is None else buffer.copy_(joined)).view(1, places, -1)
-        tasks, experts, places, outputs = stacked.shape  # [K, E, M, out]
-        joined = stacked.permute(1, 2, 0, 3)
-        buffer = take((experts, places, tasks, outputs), stacked)
-        return (joined.contiguous() if buffer is None else buffer.copy_(joined)).view(experts, places, -1)
-
-    def _sum_second(self, x: Tensor) -> Tensor:
-        if self.left:
-            x = x.transpose(-1, -2)
-        return x if x.dim() == 3 else x.unsqueeze(0)
-
-    def rows(self, x: Tensor, cotangent: Cotangent, shape: torch.Size) -> Tensor:
-        """Rows of the viewed parameter, in its own shape. [N, *shape]"""
-        xs, ds = _by_group(x, cotangent), _by_group(self.cotangent(cotangent), cotangent)
-        rows = _rows(xs, ds, x.shape[0], cotangent.tasks).unflatten(-1, (x.shape[0], -1, x.shape[-1]))
-        oriented: Tensor = rows if self.left else rows.transpose(-1, -2)
-        return oriented.reshape(-1, *shape)
-
-
-def _by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
-    """From [E, M, f] to one [groups * E, places of a group, f] for each run of equal groups."""
-    owner, groups = cotangent.owner, cotangent.groups
-    if x.shape[0] == 1 and owner.inner * groups.examples == x.shape[1] and groups.even:
-        return [x.reshape(groups.count, -1, x.shape[2])]  # the common case, in one operation
-    x = x.unflatten(1, (-1, groups.examples, owner.inner))  # [E, outer, B, inner, f]
-    return [
-        x[:, :, start : start + count * size]
-        .unflatten(2, (count, size))  # [E, outer, groups, size, inner, f]
-        .permute(2, 0, 1, 3, 4, 5)
-        .reshape(count * x.shape[0], -1, x.shape[-1])
-        for start, count, size in groups.runs()
-    ]
-
-
-def _rows(xs: list[Tensor], ds: list[Tensor], experts: int, tasks: int) -> Tensor:
-    """[N, E * out * in]"""
-    parts = []
-    for x, d in zip(xs, ds, strict=True):
-        shape = (d.shape[0], d.shape[2], x.shape[2])
-        part = torch.bmm(d.transpose(1, 2), x, out=take(shape, x))  # [g * E, K * out, in]
-        size = part.shape[1] // tasks * part.shape[2]
-        if experts > 1:
-            part = part.view(-1, experts, tasks, size).transpose(1, 2)  # [g, K, E, out * in]
-        parts.append(part.reshape(-1, experts * size))  # [g * K, E * out * in]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
 class Products(Block):
-    """A weight used in one or more contractions, with the bias added there, if any.
+    """The rows of a weight that is used in one or more contractions, and of the bias added there, if any.
 
     The bias is one more column of the weight, whose activation is always 1.
     """
@@ -130,10 +42,10 @@ class Products(Block):
         self.tasks, self.groups = cotangent.tasks, cotangent.groups.count
         self.experts = x.shape[0]
         # For each run of equal groups: [groups * E, places, in] and [groups * E, places, K * out].
-        self.xs = _join([_by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
-        self.ds = _join([_by_group(use.cotangent(c), c) for use, _, c in uses])
+        self.xs = _join([by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
+        self.ds = _join([by_group(use.cotangent(c), c) for use, _, c in uses])
         self.inputs = self.xs[0].shape[-1]
-        self.rows = _rows(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
+        self.rows = rows_of(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -144,11 +56,11 @@ class Products(Block):
         return self.xs[0] if self.rows is None else self.rows
 
     def as_rows(self) -> Tensor:
-        """[N, E * out * in]"""
-        return _rows(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
+        """Return the rows, made now if they were not needed so far. [N, E * out * in]"""
+        return rows_of(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
 
     def _rows_are_cheaper(self) -> bool:
-        """By multiplications and numbers read or written, both of which were seen to tell the time well."""
+        """Compare multiplications and numbers read or written, both of which were seen to tell the time well."""
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
         outputs, pairs = self.ds[0].shape[-1] // self.tasks, self.tasks * (self.tasks + 1) // 2
         count, size = self.groups * self.tasks, self.inputs * outputs * self.experts
@@ -166,14 +78,14 @@ class Products(Block):
         return symmetric_product(rows)
 
     def _columns(self, only: Only) -> slice:
-        """Which inputs belong to the parameters asked for; the last one is the bias's, if there is one."""
+        """Return which inputs belong to the parameters asked for; the last one is the bias's, if there is one."""
         if only is None or self.bias is None:
             return slice(None) if only is None or id(self.weight[0]) in only else slice(0)
         weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
         return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
 
     def _between_places(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        """The Gram matrix without rows. Those of tasks i and j have the inner products
+        """Return the Gram matrix without rows. Those of tasks i and j have the inner products
 
             Σ_{p in g, q in h} (x_p · x_q) (d_pi · d_qj),
 
@@ -183,7 +95,8 @@ class Products(Block):
         ds = [self._by_expert(d.to(dtype)).flatten(1, 2) for d in self.ds]
         x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
         d = (ds[0] if len(ds) == 1 else torch.cat(ds, 1)).unflatten(-1, (self.tasks, -1))  # [E, P, K, out]
-        members = self._members(dtype)  # [G, P]
+        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
+        members = _members(tuple(sizes), dtype, x.device)  # [G, P]
         tasks, totals = range(self.tasks), dict[tuple[int, int], Tensor]()
         step = max(1, _CHUNK // x.shape[1])
         for expert in range(self.experts):
@@ -198,13 +111,8 @@ class Products(Block):
         gram: Tensor = blocks.unflatten(0, (self.tasks, self.tasks)).permute(2, 0, 3, 1)  # [G, K, G, K]
         return gram.reshape(self.groups * self.tasks, -1)
 
-    def _members(self, dtype: torch.dtype) -> Tensor:
-        """Which places belong to which group. [G, P]"""
-        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
-        return _members(tuple(sizes), dtype, self.xs[0].device)
-
     def _by_expert(self, x: Tensor) -> Tensor:
-        """[g * E, places, f] -> [E, g, places, f]"""
+        """View [g * E, places, f] as [E, g, places, f]."""
         by_group: Tensor = x.unflatten(0, (-1, self.experts))
         return by_group.transpose(0, 1)
 
@@ -218,7 +126,8 @@ class Products(Block):
             grads.append((parameter, undo(chain, column if column.shape == shape else column.reshape(shape))))
             grad = grad.narrow(-1, 0, self.inputs - 1)
         parameter, shape, chain = self.weight
-        if not self.use.left and chain and type(chain[-1][0]).__name__ == "TBackward0":
+        is_matrix = len(shape) == 2
+        if not self.use.left and chain and is_matrix and kind_of(node := chain[-1][0]).transposes(node):
             chain, shape = chain[:-1], shape[::-1]  # `weight.t()`: two transpositions undo each other
         elif not self.use.left:
             grad = grad.transpose(-1, -2)
@@ -226,7 +135,7 @@ class Products(Block):
         return grads
 
     def _combine_factors(self, weights: Tensor) -> Tensor:
-        """[E * out * in]"""
+        """Return the weighted sum of rows that were not made. [E * out * in]"""
         grads, group = [], 0
         for x, d in zip(self.xs, self.ds, strict=True):
             x, d = self._by_expert(x), self._by_expert(d)  # [E, g, places, f]
@@ -240,6 +149,7 @@ class Products(Block):
 
 @lru_cache(maxsize=64)
 def _members(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return which places belong to which group, as ones and zeros, from the groups' numbers of places. [G, P]"""
     members: Tensor = torch.block_diag(*(torch.ones(1, size) for size in sizes))
     return members.to(device, dtype)
 
@@ -255,7 +165,7 @@ def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def _join(uses: list[list[Tensor]]) -> list[Tensor]:
-    """Places of all uses after each other, run by run."""
+    """Put the places of all uses after each other, run by run."""
     if len(uses) == 1:
         return uses[0]
     return [torch.cat(parts, 1) for parts in zip(*uses, strict=True)]

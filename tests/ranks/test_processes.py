@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gdod import InputError
+from gdod.ranks import Ranks
+from gdod.ranks.processes import RankPlace, check_nproc, first_host, joined, own_device, surroundings
 from gdod.training.launch import LOST, described, root_cause
-from gdod.training.processes import Place, check_nproc, first_host, joined, own_device, surroundings
-from gdod.training.ranks import LostError, Ranks, is_about_others
 
 MASTER = {"MASTER_ADDR": "here", "MASTER_PORT": "2345"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x", **MASTER}
@@ -98,7 +98,7 @@ def test_alone_everything_is_a_plain_call() -> None:
 def test_a_time_to_wait_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("soon", "0", "inf", "nan"):
         monkeypatch.setenv("GDOD_TIMEOUT", wrong)
-        with pytest.raises(InputError, match="expected a number of seconds"), joined(Place(0, 2, 0, "env://", "")):
+        with pytest.raises(InputError, match="expected a number of seconds"), joined(RankPlace(0, 2, 0, "env://", "")):
             pass
 
 
@@ -125,10 +125,3 @@ def test_the_rank_that_others_ended_for_is_found(codes: dict[int, int], root: tu
 def test_a_failure_is_told_in_words() -> None:
     assert described(1, 4, -9) == "rank 1 of 4 was killed by signal 9 (SIGKILL), and the others were ended"
     assert "failed (exit code 1); its error stands above" in described(0, 2, 1)
-
-
-def test_errors_that_are_about_others() -> None:
-    assert is_about_others(LostError("gone"))
-    assert is_about_others(RuntimeError("rank 0 of 2 lost the others in gdod.backward, while ..."))
-    assert not is_about_others(RuntimeError("out of memory"))
-    assert not is_about_others(InputError("lost the others in gdod.backward"))

@@ -1,22 +1,22 @@
-"""Pictures of results: lines with their spread over seeds, in colours that colour-blind readers tell apart."""
+"""Pictures by matplotlib: figures, colours, saving, and panels of lines with their spread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#999999", "#0072B2", "#7F3C8D", "#B8860B")
+# The colours of Okabe and Ito, told apart by colour-blind readers too.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#999999"
+COLOURS = (BLACK, ORANGE, SKY, GREEN, RED, PINK, GREY, BLUE, "#7F3C8D", "#B8860B")
 MARKERS = "os^vDPX<>*"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: at each x a mean, and (if several seeds) what it spreads over."""
+    """A line of a panel: at each x a mean, and the ends of what it spreads over if they are known."""
 
     name: str
     x: Sequence[float]
@@ -27,21 +27,32 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
+    """One plot of a picture: its lines and what the axes are called."""
+
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
     log_x: bool = False
     level: float | None = None
-    """A line across: what others are compared with."""
+    """The height of a line across, which shows what the others are compared with."""
+
+
+def open_figure(
+    rows: int, columns: int, size: tuple[float, float], dpi: int, *, shared: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``size`` inches and its axes, row by row; ``shared``: all of them show the same range."""
+    figure = Figure(figsize=size, dpi=dpi)
+    axes = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
-    """Writes a PNG with one panel beside the other."""
+    """Write a PNG with one panel beside the other, and one legend if all panels have the same lines."""
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.4 * columns, 3.6 * rows), squeeze=False, dpi=110)
-    for place, axis in enumerate(axes.flat):
+    figure, axes = open_figure(rows, columns, (5.4 * columns, 3.6 * rows), dpi=110)
+    for place, axis in enumerate(axes):
         if place >= len(panels):
             axis.set_visible(False)
             continue
@@ -62,7 +73,7 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.25)
-    shown = [axis for axis, _ in zip(axes.flat, panels, strict=False)]
+    shown = [axis for axis, _ in zip(axes, panels, strict=False)]
     legends = [axis.get_legend_handles_labels() for axis in shown]
     if any(labels != legends[0][1] for _, labels in legends):
         for axis in shown:
@@ -70,6 +81,10 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
     elif len(legends[0][1]) > 1:
         figure.legend(*legends[0], loc="outside lower center", ncols=min(5, len(legends[0][1])), fontsize=8)
     figure.set_layout_engine("constrained")
+    save(figure, out)
+
+
+def save(figure: Figure, out: Path) -> None:
+    """Write the figure to a PNG file, in a folder that is made if need be."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Software": None})
-    plt.close(figure)
+    figure.savefig(out, metadata={"Software": None})  # or the same picture would change with the version

@@ -1,8 +1,8 @@
-"""Rows of a batch that comes in micro-batches, one after the other, each with a graph of its own.
+"""Contributions of a batch that comes in micro-batches, one after the other, each with a graph of its own.
 
-Of a micro-batch no more is kept than the rows need: of a layer its rows, added up over micro-batches, or
+Of a micro-batch no more is kept than is needed: of a layer the contributions, added up over micro-batches, or
 activations and cotangents where these are smaller; of tables an entry for each id and group; of other parameters
-their gradients. What comes out are `Rows`, as if the whole batch had been there at once.
+their gradients. What comes out are `Contributions`, as if the whole batch had been there at once.
 """
 
 import copy
@@ -14,33 +14,34 @@ from torch import Tensor
 
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Dense
-from gdod.rows.contraction import Products
 from gdod.rows.cotangent import Cotangent
-from gdod.rows.distributed.column_exchange import InGroup, Layer, Merged, Slice, apart, layer_of, merge, sum_by_id
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.lookup import Entries, Tables
-from gdod.rows.rows import Rows, SlowPath
+from gdod.rows.parts import InGroup, Layer, Merged, Slice, apart, fill_groups, layer_of, matrix_of, merge, sum_by_id
+from gdod.rows.products import Products
+from gdod.rows.rows import Contributions, SlowPath
+from gdod.rows.workspace import release
 
 _OF_TABLES = (-1,)
 
 
 class _Kept(ABC):
-    """What is kept of the rows of some parameters."""
+    """What is kept of the contributions to the gradients of some parameters."""
 
     @abstractmethod
     def add(self, block: Block, part: Slice, groups: Groups) -> None:
-        """Adds what a micro-batch has, which is this part of the groups."""
+        """Add what a micro-batch has, which is this part of the groups."""
 
     @abstractmethod
     def block(self, groups: Groups, factors: Tensor) -> Block:
-        """The rows, those of each task times its factor [K]. To be asked for once."""
+        """Return the sum, that of each task times its factor [K]. To be called once."""
 
 
-class JoinedRows:
-    """Takes the rows of one micro-batch after the other."""
+class AccumulatedRows:
+    """Takes the contributions of one micro-batch after the other, and adds them up."""
 
     def __init__(self, groups: Groups, tasks: int) -> None:
-        """``groups``: of the examples of all micro-batches."""
+        """Start without micro-batches. ``groups``: those of the examples of all micro-batches in this process."""
         self.groups, self.tasks = groups, tasks
         self.kept: dict[tuple[object, ...], _Kept] = {}  # in the order in which `collect` has blocks
         self.own: dict[int, dict[int, Tensor]] = {}  # gradients of other parameters, by number and task
@@ -50,10 +51,10 @@ class JoinedRows:
         self._numbers: dict[int, int] = {}  # of the leaves, by their ids
         self._layouts: dict[int, tuple[int, ...]] = {}  # how each parameter's rows are laid out
         self._apart = False  # whether each parameter's rows are kept in its own shape
-        self._first: Rows | None = None  # without what it held
+        self._first: Contributions | None = None  # without what it held
 
-    def add(self, rows: Rows, part: Slice) -> None:
-        """Rows of a micro-batch that were checked, of this part of the batch. They must not be used any more."""
+    def add(self, rows: Contributions, part: Slice) -> None:
+        """Add what a micro-batch contributes, which was checked, and must not be used any more."""
         if self._first is None:
             self._first = copy.copy(rows)
             self._first.blocks, self._first.own = [], []
@@ -70,10 +71,10 @@ class JoinedRows:
         for slow in rows.slow:
             self.slow.setdefault(self._number(slow.parameter), slow)
         self.passes += rows.passes
-        rows.release()
+        release()
 
-    def rows(self, factors: Tensor) -> Rows | None:
-        """All rows, those of each task times its factor [K]; None if there were no micro-batches."""
+    def contributions(self, factors: Tensor) -> Contributions | None:
+        """Return all contributions, those of each task times its factor [K]; None if there were no micro-batches."""
         if self._first is None:
             return None
         scale = factors.tolist()
@@ -81,7 +82,7 @@ class JoinedRows:
             (self._leaves[number], [(task, _times(scale[task], grad)) for task, grad in sorted(grads.items())])
             for number, grads in self.own.items()
         ]
-        return Rows(
+        return Contributions(
             groups=self.groups,
             tasks=self.tasks,
             blocks=[kept.block(self.groups, factors) for kept in self.kept.values()],
@@ -103,8 +104,8 @@ class JoinedRows:
             self._number(parameter)
         return layer_of(block, self._numbers, groups)
 
-    def check(self, rows: Rows, part: Slice) -> None:
-        """Refuses rows of another model."""
+    def check(self, rows: Contributions, part: Slice) -> None:
+        """Refuse contributions of another model."""
         if self._first is not None and set(map(id, rows.shared)) != set(map(id, self._first.shared)):
             raise InputError(
                 f"{len(rows.shared)} parameters are shared in this micro-batch, and {len(self._first.shared)} were, or "
@@ -118,7 +119,7 @@ class JoinedRows:
                     "used in other ways in others; every micro-batch of an update needs the same operations"
                 )
 
-    def _layouts_of(self, rows: Rows, part: Slice) -> dict[int, tuple[int, ...]]:
+    def _layouts_of(self, rows: Contributions, part: Slice) -> dict[int, tuple[int, ...]]:
         layouts: dict[int, tuple[int, ...]] = {}
         for block in rows.blocks:
             if isinstance(block, Tables):
@@ -129,7 +130,7 @@ class JoinedRows:
         return layouts
 
     def _take_apart(self) -> None:
-        """Micro-batches found rows in different ways (examples mix in one of them only)."""
+        """Keep each parameter's rows in its own shape: examples mix in one micro-batch only, and blocks differ."""
         self._apart = True
         layers = {key: kept for key, kept in self.kept.items() if not isinstance(kept, _Entries)}
         self.kept = {key: kept for key, kept in self.kept.items() if key not in layers}
@@ -170,7 +171,7 @@ class _Sum(_Kept):
     """Rows as a matrix, to which micro-batches are added."""
 
     def __init__(self, block: Block, groups: Groups, tasks: int) -> None:
-        rows = _matrix(block)
+        rows = matrix_of(block)
         self.tasks = tasks
         self.rows = rows.new_zeros(groups.count * tasks, rows.shape[1])
         self.form = copy.copy(block)  # knows how rows are laid out
@@ -180,7 +181,7 @@ class _Sum(_Kept):
         self.form.rows = self.rows
 
     def add(self, block: Block, part: Slice, groups: Groups) -> None:
-        rows = _matrix(block)
+        rows = matrix_of(block)
         first = part.first * self.tasks
         self.rows[first : first + len(rows)] += rows
 
@@ -191,14 +192,6 @@ class _Sum(_Kept):
         return self.form
 
 
-def _matrix(block: Block) -> Tensor:
-    """[rows, columns]"""
-    if isinstance(block, Products):
-        return block.as_rows()
-    assert isinstance(block, Dense)
-    return block.rows
-
-
 class _Factors(_Kept):
     """Activations and cotangents of a layer, of each micro-batch."""
 
@@ -207,7 +200,7 @@ class _Factors(_Kept):
         self.form = copy.copy(block)
         self.form.xs, self.form.ds, self.form.rows = [], [], None
         self.tasks = tasks
-        self.found: list[tuple[int, Tensor, Tensor]] = []  # first group, activations, cotangents [g, E, places, f]
+        self.runs: list[tuple[int, Tensor, Tensor]] = []  # first group, activations, cotangents [g, E, places, f]
         self.places = 0  # most that an example has
 
     def add(self, block: Block, part: Slice, groups: Groups) -> None:
@@ -215,30 +208,19 @@ class _Factors(_Kept):
         group = part.first
         for (_, count, size), x, d in zip(part.groups.runs(), block.xs, block.ds, strict=True):
             self.places = max(self.places, x.shape[1] // size)
-            self.found.append((group, x.unflatten(0, (count, -1)).clone(), d.unflatten(0, (count, -1)).clone()))
+            self.runs.append((group, x.unflatten(0, (count, -1)).clone(), d.unflatten(0, (count, -1)).clone()))
             group += count
 
     def block(self, groups: Groups, factors: Tensor) -> Block:
-        """Examples that had fewer places than others are filled up with zeros."""
-        _, x, d = self.found[0]
         first = 0
         for _, count, size in groups.runs():
-            shape = (count, x.shape[1], size * self.places)
-            xs, ds = x.new_zeros(*shape, x.shape[3]), d.new_zeros(*shape, d.shape[3])
-            used = [0] * count
-            for group, some_x, some_d in self.found:
-                for number in range(max(group, first), min(group + len(some_x), first + count)):
-                    at = slice(used[number - first], used[number - first] + some_x.shape[2])
-                    xs[number - first, :, at], ds[number - first, :, at] = (
-                        some_x[number - group],
-                        some_d[number - group],
-                    )
-                    used[number - first] = at.stop
+            # Examples that had fewer places than others are filled up with zeros.
+            xs, ds = fill_groups(self.runs, first, count, size * self.places)
             ds = ds.unflatten(-1, (self.tasks, -1)) * factors.to(ds).unsqueeze(1)
             self.form.xs.append(xs.flatten(0, 1))
             self.form.ds.append(ds.flatten(-2).flatten(0, 1))
             first += count
-        self.found = []
+        self.runs = []
         self.form.groups = groups.count
         return self.form
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gdod.rows.random_rows import RandomRows
+from gdod.methods.random_basis import RandomVectors
 
 
 def gradients(*factors: float, size: int) -> Tensor:
@@ -15,7 +15,7 @@ def gradients(*factors: float, size: int) -> Tensor:
     return made
 
 
-def rows_of(grads: Tensor, *, sparse: bool = False) -> RandomRows:
+def rows_of(grads: Tensor, *, sparse: bool = False) -> RandomVectors:
     """Two parameters, a vector and a table with two columns."""
     size = grads.shape[1] // 3
     vector = nn.Parameter(torch.zeros(grads.shape[1] - 2 * size, dtype=torch.float64))
@@ -26,10 +26,10 @@ def rows_of(grads: Tensor, *, sparse: bool = False) -> RandomRows:
         second = second.view(table.shape)
         return [(vector, first), (table, second.to_sparse(1) if sparse else second)]
 
-    return RandomRows([parts(grad) for grad in grads])
+    return RandomVectors([parts(grad) for grad in grads])
 
 
-def combined(rows: RandomRows, weights: Tensor) -> Tensor:
+def combined(rows: RandomVectors, weights: Tensor) -> Tensor:
     return torch.cat([(grad.to_dense() if grad.is_sparse else grad).flatten() for _, grad in rows.combine(weights)])
 
 
@@ -65,9 +65,9 @@ def test_they_are_distributed_as_independent_normal_vectors(size: int, count: in
         with_tasks.append(products)
         among.append(squares)
 
-    def check(found: Tensor, expected: Tensor) -> None:
-        error = found.std(0) / draws**0.5
-        assert ((found.mean(0) - expected).abs() <= 5 * error).all()
+    def check(drawn: Tensor, expected: Tensor) -> None:
+        error = drawn.std(0) / draws**0.5
+        assert ((drawn.mean(0) - expected).abs() <= 5 * error).all()
 
     u, z, w = torch.stack(sums), torch.stack(with_tasks), torch.stack(among)
     check(u, torch.zeros(size))

@@ -5,15 +5,16 @@ import torch
 from torch import Tensor, nn
 
 import gdod
-from gdod.rows import contraction
-from gdod.rows.contraction import Contraction, Products
+from gdod.rows import products
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups, Owner
+from gdod.rows.products import Products
+from gdod.rows.uses import Contraction
 
 EXAMPLES, INPUTS, OUTPUTS, TASKS = 10, 5, 4, 3
 
 
-def products(monkeypatch: pytest.MonkeyPatch, rows: bool, groups: int, experts: int, bias: bool) -> Products:
+def make_block(monkeypatch: pytest.MonkeyPatch, rows: bool, groups: int, experts: int, bias: bool) -> Products:
     monkeypatch.setattr(Products, "_rows_are_cheaper", lambda self: rows)
     generator = torch.Generator().manual_seed(0)
 
@@ -39,9 +40,9 @@ def products(monkeypatch: pytest.MonkeyPatch, rows: bool, groups: int, experts: 
 def test_inner_products_without_rows(
     monkeypatch: pytest.MonkeyPatch, groups: int, experts: int, bias: bool, chunk: int
 ) -> None:
-    monkeypatch.setattr(contraction, "_CHUNK", chunk)
-    by_rows = products(monkeypatch, True, groups, experts, bias)
-    between = products(monkeypatch, False, groups, experts, bias)
+    monkeypatch.setattr(products, "_CHUNK", chunk)
+    by_rows = make_block(monkeypatch, True, groups, experts, bias)
+    between = make_block(monkeypatch, False, groups, experts, bias)
     assert by_rows.rows is not None
     assert between.rows is None
     torch.testing.assert_close(between.gram(precise=True), by_rows.gram(precise=True))
@@ -54,7 +55,7 @@ def test_inner_products_without_rows(
 def test_inner_products_over_the_weight_or_the_bias_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {}
     for rows in (True, False):
-        block = products(monkeypatch, rows, groups=4, experts=1, bias=True)
+        block = make_block(monkeypatch, rows, groups=4, experts=1, bias=True)
         assert block.bias is not None
         parts = [block.gram(True, frozenset([id(part[0])])) for part in (block.weight, block.bias)]
         torch.testing.assert_close(parts[0] + parts[1], block.gram(True))

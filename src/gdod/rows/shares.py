@@ -6,52 +6,49 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from gdod._backward.losses import Tasks
-from gdod.rows import Groups
+from gdod.rows.groups import Groups
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How a task's mean loss is spread over groups, and what follows for rows."""
+    """The share of each task's labelled examples that lies in each group."""
 
-    averages: Tensor  # C [K, N]: the share of a task's labelled examples that lies in each group
+    averages: Tensor  # C [K, N]: a task's gradient is the average of its rows, weighted by these
 
     @cached_property
     def inverse(self) -> Tensor:
-        """From the part of a task's gradient that a group contributes to the group's own mean. [N]"""
+        """The factor that makes a row of a group's contribution to a task's gradient; 0 without labels. [N]"""
         share = self.averages.sum(0)
         return torch.where(share > 0, 1 / share, 0.0)
 
     @cached_property
     def inverses(self) -> Tensor:
-        """[N, N]"""
+        """The product of the factors of each two rows. [N, N]"""
         return self.inverse * self.inverse.unsqueeze(1)
 
     @cached_property
     def largest(self) -> float:
-        """Of the inverses."""
+        """The largest of `inverses`."""
         return float(self.inverses.max())
 
     @cached_property
     def empty(self) -> Tensor | None:
-        """Which rows have no examples. [N]"""
+        """Which rows have no labelled examples; None if all have some. [N]"""
         empty = self.inverse == 0
         return empty if bool(empty.any()) else None
 
 
-def shares_of(tasks: Tasks, groups: Groups) -> Shares:
-    if tasks.labelled is None:
-        return shares_of_groups(len(tasks.names), groups)
-    labels = tasks.labelled.cpu().double()
-    in_group = torch.zeros(len(labels), groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)
-    return shares_of_groups(len(tasks.names), groups, in_group)
+def labels_in(groups: Groups, labelled: Tensor) -> Tensor:
+    """Return how many labelled examples each task has in each group, from a mask [K, B]. [K, n]"""
+    labels = labelled.to("cpu", torch.float64)
+    return torch.zeros(len(labels), groups.count, dtype=torch.float64).index_add_(1, groups.of_example, labels)
 
 
-def shares_of_groups(tasks: int, groups: Groups, in_group: Tensor | None = None) -> Shares:
-    """``in_group``: the labelled examples of each task in each group [K, n]; None: all are."""
-    if in_group is None:
+def shares_of(tasks: int, groups: Groups, in_groups: Tensor | None) -> Shares:
+    """Return the shares of groups; ``in_groups`` [K, n]: labelled examples, as of `labels_in`; None: all are."""
+    if in_groups is None:
         return _shares_of_all(tasks, groups)
-    share = in_group / in_group.sum(1, keepdim=True).clamp(min=1)  # [K, n]
+    share = in_groups / in_groups.sum(1, keepdim=True).clamp(min=1)  # [K, n]
     return Shares(torch.diag_embed(share.T).flatten(0, 1).T)  # [n, K, K] -> [K, N]
 
 

@@ -1,4 +1,4 @@
-"""Where this process stands among others, as torchrun, Slurm or Kubernetes tell it; joining them and leaving.
+"""Joining and leaving other processes, which the environment of torchrun, Slurm or Kubernetes names.
 
 with joined(surroundings(), "auto") as ranks:
     train(config, "runs/mine", ranks=ranks)
@@ -18,27 +18,28 @@ import torch
 import torch.distributed as dist
 
 from gdod.errors import InputError
-from gdod.training.ranks import Ranks, ranks_here
+from gdod.ranks.exchange import is_distributed
+from gdod.ranks.ranks import Ranks, ranks_here
 
 LAUNCHER = "GDOD_LAUNCHER"
-"""The environment's name for the process of `gdod.training.launch` that started this rank."""
+"""The environment variable that names the process of `gdod.training.launch` that started this rank."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One of ``size`` processes that were started together."""
 
     rank: int
     size: int
     local: int
     address: str
-    """As `init_process_group` takes it."""
+    """Where ranks meet, as the ``init_method`` of `torch.distributed.init_process_group`."""
     who: str
-    """Who started them."""
+    """The program that started them, for error messages."""
 
 
-def surroundings(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Where this process stands; None if it stands alone."""
+def surroundings(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+    """Return the place of this process among those started with it; None if it was started alone."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
     if "SLURM_PROCID" in environment and "SLURM_STEP_NUM_TASKS" in environment:
@@ -46,7 +47,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
-def _torchrun(environment: Mapping[str, str]) -> Place | None:
+def _torchrun(environment: Mapping[str, str]) -> RankPlace | None:
     who = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE in the environment"
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else 0
@@ -60,11 +61,11 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
                 f"the environment has RANK={rank} and WORLD_SIZE={size}, but no {name}; set it to where rank 0 runs, "
                 "or start the command with torchrun, which does"
             )
-    return Place(rank, size, local, "env://", who)
+    return RankPlace(rank, size, local, "env://", who)
 
 
-def _slurm(environment: Mapping[str, str]) -> Place | None:
-    """A task of srun. (In a batch script itself, outside of srun, there is no SLURM_STEP_NUM_TASKS.)"""
+def _slurm(environment: Mapping[str, str]) -> RankPlace | None:
+    # A batch script itself, outside of srun, has no SLURM_STEP_NUM_TASKS.
     rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
     if size == 1:
         return None
@@ -77,18 +78,18 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
     # Steps of different jobs on a machine, and of one job, must not meet.
     job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     port = environment.get("MASTER_PORT") or str(20_000 + (97 * job + step) % 20_000)
-    return Place(rank, size, _number(environment, "SLURM_LOCALID"), f"tcp://{host}:{port}", "srun")
+    return RankPlace(rank, size, _number(environment, "SLURM_LOCALID"), f"tcp://{host}:{port}", "srun")
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of a list as Slurm writes it: `gpu[007-012,20],cpu3` -> `gpu007`."""
+    """Return the first machine of a list as Slurm writes it: `gpu[007-012,20],cpu3` -> `gpu007`."""
     first = re.match(r"[^,\[]*(\[[^\]]*\][^,\[]*)*", nodes.strip())
     assert first is not None
     return re.sub(r"\[([^-,\]]+)[^\]]*\]", r"\1", first[0])
 
 
-def check_nproc(nproc: int | None, place: Place | None) -> None:
-    """A number of processes that was asked for has to be that of those that were started."""
+def check_nproc(nproc: int | None, place: RankPlace | None) -> None:
+    """Refuse a number of processes other than that of those that were started."""
     if nproc is not None and place is not None and nproc != place.size:
         raise InputError(
             f"--nproc {nproc}, but this is rank {place.rank} of {place.size} processes that {place.who} started; "
@@ -97,8 +98,8 @@ def check_nproc(nproc: int | None, place: Place | None) -> None:
 
 
 @contextmanager
-def joined(place: Place | None, device: str = "auto") -> Iterator[Ranks]:
-    """Joins the others, and leaves them on every way out. ``device``: as in the configuration of a run."""
+def joined(place: RankPlace | None, device: str = "auto") -> Iterator[Ranks]:
+    """Join the other ranks, and leave them at the end. ``device``: as in the configuration of a run."""
     if place is None:
         yield Ranks()
         return
@@ -120,13 +121,13 @@ def joined(place: Place | None, device: str = "auto") -> Iterator[Ranks]:
 
 
 def current() -> Ranks:
-    """The ranks of a process group that somebody else has made; or this process alone."""
-    place = surroundings() if dist.is_available() and dist.is_initialized() else None
+    """Return the ranks of a process group that somebody else has made; or this process alone."""
+    place = surroundings() if is_distributed() else None
     return ranks_here(_timeout(), None if place is None else place.local)
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Of the GPUs of a machine, each rank has its own."""
+    """Return the GPU of this rank, where ``device`` names GPUs, and otherwise the device."""
     if device.type != "cuda" or ranks.size == 1:
         return device
     if device.index is not None:
@@ -153,7 +154,7 @@ def _backend(device: str, local: int) -> str:
 
 
 def _timeout() -> timedelta:
-    """After which a rank that does not answer counts as lost. Writing a large checkpoint has to fit into it."""
+    """Return how long a rank may not answer before it counts as lost; writing a large checkpoint has to fit into it."""
     given = os.environ.get("GDOD_TIMEOUT", "1800")
     try:
         seconds = float(given)
@@ -172,7 +173,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _end_with(launcher: int) -> None:
-    """If the process that started this rank was killed, nobody else would end it: it saves and ends."""
+    """End this rank, which saves first, when the process that started it is gone: nobody else would."""
     while os.getppid() == launcher:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,237 @@
+"""The tables of a study: an overview, one for each metric, all runs, and every figure for CSV."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gdod.report import svg
+from gdod.report.numbers import duration, number, p_value, signed, whole, with_spread
+from gdod.report.runs import RunRecord
+from gdod.report.study import HIGHER, TITLES, Comparison, Setting, Study, as_number
+from gdod.report.tables import Cell, Column, TextTable, Value, as_csv, as_markdown
+
+
+def result_tables(study: Study) -> list[TextTable]:
+    """Return the overview, then a table for each metric; none if no run has finished."""
+    if not any(setting.finished for setting in study.settings):
+        return []
+    metrics = [metric for metric in TITLES if study.tasks_with(metric)]
+    return [overview(study), *(metric_table(study, metric) for metric in metrics)]
+
+
+def overview(study: Study) -> TextTable:
+    """Return one row for each model and method: the headline metric, its difference from the baseline, ranks, time."""
+    metric, tasks = study.headline
+    compared = study.compare(metric)[None]
+    ranks, gains, times = study.ranks(), study.gains(), study.step_times()
+    best = _best([one.summary.mean for one in compared], HIGHER[metric])
+    reach = _reach(compared)
+    title = study.headline_title
+    columns = [
+        *_first_columns(study),
+        Column(title, f"mean ± standard deviation over seeds, on {study.part}"),
+        Column(f"difference from {study.baseline}", "mean over common seeds, with its 95 % interval"),
+        Column("worse better" if HIGHER[metric] else "better worse", "interval", drawn=True),
+        Column("p", "paired t-test, corrected for the number of comparisons (Holm)"),
+        Column("average rank", "mean place over tasks and seeds; 1 is best"),
+    ]
+    if any(gains):
+        columns.append(Column("Δm %", "mean relative gain over single-task models; above 0 is better"))
+    columns += [
+        Column("ms / step", "median over the steps of a run, mean over seeds"),
+        Column("relative time", f"per step; {study.baseline} = 1"),
+        Column("seeds", "finished runs"),
+    ]
+    rows = []
+    for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
+        time, ratio = times[place]
+        gain = gains[place]
+        row = [
+            *_first_cells(study, setting),
+            Cell(with_spread(one.summary.mean, one.summary.sd), one.summary.mean, best=place in best),
+            _difference_cell(one, setting, study),
+            _interval_cell(one, reach),
+            Cell(p_value(one.p_holm), one.p_holm),
+            Cell(number(ranks[place], 2), ranks[place]),
+        ]
+        if any(gains):
+            row.append(Cell(signed(gain.mean, 2), gain.mean) if gain else Cell("–"))
+        row += [
+            Cell(number(time.mean, 2), time.mean),
+            Cell(number(ratio, 2), ratio),
+            Cell(str(one.summary.n), one.summary.n),
+        ]
+        rows.append(row)
+    over = f"the mean over {', '.join(tasks)}" if len(tasks) > 1 else f"the figure of {', '.join(tasks)}"
+    caption = f"{title[:1].upper()}{title[1:]} is {over}, on the {study.part} part."
+    return TextTable(columns, rows, "Overview", caption, "overview")
+
+
+def metric_table(study: Study, metric: str) -> TextTable:
+    """Return one column for each task, with differences from the baseline below each figure."""
+    tasks = study.tasks_with(metric)
+    compared = study.compare(metric, tasks)
+    best = {task: _best([one.summary.mean for one in compared[task]], HIGHER[metric]) for task in tasks}
+    rows = []
+    for place, setting in enumerate(study.settings):
+        row = _first_cells(study, setting)
+        for task in tasks:
+            one = compared[task][place]
+            text = with_spread(one.summary.mean, one.summary.sd)
+            row.append(Cell(text, one.summary.mean, _difference_text(one), place in best[task]))
+        rows.append(row)
+    direction = "higher" if HIGHER[metric] else "lower"
+    columns = [*_first_columns(study), *(Column(task, f"{TITLES[metric]}, {direction} is better") for task in tasks)]
+    caption = (
+        f"On {study.part}, mean ± standard deviation over seeds; {direction} is better. Then the difference from "
+        f"{study.baseline} with its 95 % interval; * where the paired test, corrected for the table, has p < 0.05."
+    )
+    return TextTable(columns, rows, f"{TITLES[metric][:1].upper()}{TITLES[metric][1:]} by task", caption, metric)
+
+
+def run_table(study: Study) -> TextTable:
+    """Return one row for each run, finished or not."""
+    columns = [
+        Column("model", numeric=False),
+        Column("method", numeric=False),
+        Column("seed"),
+        Column("state", numeric=False, badges=True),
+        Column(f"{study.headline_title} ({study.part})"),
+        Column("best step"),
+        Column("steps"),
+        Column("training time", "without evaluation"),
+        Column("folder", numeric=False),
+    ]
+    rows = [
+        _run_row(study, run, setting)
+        for setting in study.settings
+        for run in sorted(setting.runs, key=lambda run: (run.seed is None, run.seed or 0))
+    ]
+    return TextTable(columns, rows, "All runs", name="runs")
+
+
+def to_markdown(tables: Iterable[TextTable]) -> str:
+    """Return the tables in Markdown, one below the other."""
+    return "\n".join(f"{as_markdown(table)}\n" for table in tables)
+
+
+def to_csv(studies: Iterable[Study]) -> str:
+    """Return one line for each data set, model, method, task and metric; empty where there is no figure."""
+    return as_csv(TextTable.of_values(_FIGURES, (row for study in studies for row in _figures(study))))
+
+
+_FIGURES = (
+    *("data", "part", "model", "method", "task", "metric", "seeds", "mean", "sd"),
+    *("baseline", "common_seeds", "difference", "low", "high", "p", "p_holm"),
+)
+
+
+def _figures(study: Study) -> Iterator[list[Value]]:
+    headline = study.headline[0]
+    groups = [("mean", headline, study.compare(headline)[None])] if len(study.headline[1]) > 1 else []
+    for metric in TITLES:
+        by_task = study.compare(metric, study.tasks_with(metric))
+        groups += [(task, metric, compared) for task, compared in by_task.items() if task]
+    for task, metric, compared in groups:
+        for setting, one in zip(study.settings, compared, strict=True):
+            yield _figure_row(study, setting, task, metric, one)
+    for setting, (time, _) in zip(study.settings, study.step_times(), strict=True):
+        yield _figure_row(study, setting, "", "milliseconds_per_step", Comparison(time, None, None))
+
+
+def _figure_row(study: Study, setting: Setting, task: str, metric: str, one: Comparison) -> list[Value]:
+    base, difference = study.base_of(setting), one.difference
+    values: list[Value] = [study.name, study.part, setting.model, setting.method, task, metric]
+    values += [one.summary.n, one.summary.mean, one.summary.sd, None if base is None else base.method]
+    if difference is None:
+        values += [None] * 6
+    else:
+        values += [difference.n, difference.mean, difference.low, difference.high, difference.p, one.p_holm]
+    return values
+
+
+def _first_columns(study: Study) -> list[Column]:
+    model = [Column("model", numeric=False)] if len(study.models) > 1 else []
+    return [*model, Column("method", numeric=False)]
+
+
+def _first_cells(study: Study, setting: Setting) -> list[Cell]:
+    model = [Cell(setting.model, setting.model)] if len(study.models) > 1 else []
+    return [*model, method_cell(study, setting)]
+
+
+def method_cell(study: Study, setting: Setting) -> Cell:
+    """Return the name of a method, with the style of its line and whether it is the baseline."""
+    baseline = any(setting.method == base.method for base in study.bases)
+    return Cell(setting.method, setting.method, style=setting.style, baseline=baseline)
+
+
+def _difference_cell(one: Comparison, setting: Setting, study: Study) -> Cell:
+    difference = one.difference
+    if difference is None:
+        return Cell("baseline" if setting in study.bases else "–")
+    if difference.mean is None:
+        return Cell("–", detail=difference.note or "")
+    if difference.low is None or difference.note:
+        return Cell(signed(difference.mean), difference.mean, difference.note or "")
+    return Cell(signed(difference.mean), difference.mean, f"[{signed(difference.low)}, {signed(difference.high)}]")
+
+
+def _difference_text(one: Comparison) -> str:
+    difference = one.difference
+    if difference is None or difference.mean is None:
+        return ""
+    star = " *" if one.p_holm is not None and one.p_holm < 0.05 else ""
+    if difference.low is None or difference.note:
+        return f"{signed(difference.mean)}{star}"
+    return f"{signed(difference.mean)} [{signed(difference.low)}, {signed(difference.high)}]{star}"
+
+
+def _interval_cell(one: Comparison, reach: float) -> Cell:
+    difference = one.difference
+    if difference is None or difference.mean is None:
+        return Cell("", drawing=svg.interval(None, None, None, (), reach))
+    return Cell(
+        "",
+        difference.mean,
+        drawing=svg.interval(difference.mean, difference.low, difference.high, one.by_seed.values(), reach),
+    )
+
+
+def _reach(compared: Sequence[Comparison]) -> float:
+    """Return how far the drawn axis goes: over all seeds, and over intervals that are not very much longer."""
+    seeds = [abs(value) for one in compared for value in one.by_seed.values()]
+    ends = [
+        abs(end)
+        for one in compared
+        if one.difference
+        for end in (one.difference.low, one.difference.high)
+        if end is not None
+    ]
+    longest = max(seeds, default=0)
+    return max(longest * 1.1, min(max(ends, default=0) * 1.05, longest * 3)) or 1.0
+
+
+def _best(values: Sequence[float | None], higher: bool) -> set[int]:
+    known = {place: value for place, value in enumerate(values) if value is not None}
+    if len(known) < 2:
+        return set()
+    top = max(known.values()) if higher else min(known.values())
+    return {place for place, value in known.items() if value == top}
+
+
+def _run_row(study: Study, run: RunRecord, setting: Setting) -> list[Cell]:
+    result = run.result or {}
+    value = study.value(run, study.headline[0]) if run.result else None
+    best, steps = as_number(result.get("best_step")), as_number(result.get("steps", run.last_step))
+    seconds = as_number(result.get("seconds"))
+    state = "finished early" if result.get("stopped") == "early" else run.status
+    return [
+        Cell(setting.model, setting.model),
+        method_cell(study, setting),
+        Cell("–" if run.seed is None else str(run.seed), run.seed),
+        Cell(state, state, run.reason or ""),
+        Cell(number(value), value),
+        Cell(whole(best), best),
+        Cell(whole(steps), steps),
+        Cell(duration(seconds), seconds),
+        Cell(run.name, run.name),
+    ]
