@@ -112,6 +112,7 @@ def test_all_shared_parameters_are_fast(form: str, tasks: tuple[Any, ...]) -> No
     assert info.slow == ()
     assert info.passes <= len(tasks)
     if len(tasks) > 1:
+        assert info.shared is not None
         assert {id(p) for p in info.shared} == {id(p) for p in model.shared_parameters()}
 
 

@@ -80,8 +80,9 @@ def mean_over_members(
     if logit.dim() <= dims:
         return loss(logit, label)
     members = logit.shape[1]
-    losses: Tensor = loss(logit.flatten(0, 1), label.repeat_interleave(members))  # [B * k]
-    return losses.unflatten(0, (-1, members)).mean(1)
+    losses = loss(logit.flatten(0, 1), label.repeat_interleave(members))  # [B * k]
+    by_member: Tensor = losses.unflatten(0, (-1, members))  # [B, k]
+    return by_member.mean(1)
 
 
 def _binary(task: Task, logit: Tensor, label: Tensor) -> Tensor:

@@ -113,13 +113,17 @@ def _binary_mean(logits: Tensor) -> Tensor:
     return logsigmoid(logits).logsumexp(1) - logsigmoid(-logits).logsumexp(1)
 
 
+def _number_mean(numbers: Tensor) -> Tensor:
+    return numbers.mean(1)
+
+
 def _class_mean(logits: Tensor) -> Tensor:
     return logits.log_softmax(2).logsumexp(1) - log(logits.shape[1])
 
 
 _MEANS: dict[Kind, Callable[[Tensor], Tensor]] = {  # [B, k, out] -> [B, out]
     "binary": _binary_mean,
-    "regression": lambda numbers: numbers.mean(1),
+    "regression": _number_mean,
     "multiclass": _class_mean,
 }
 
