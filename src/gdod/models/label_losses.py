@@ -57,7 +57,7 @@ def per_example_losses(
         label = torch.where(labelled, label, 0)  # any label will do where the loss does not count
         if logit.dtype in (torch.float16, torch.bfloat16):
             logit = logit.float()
-        loss = mean_over_members(partial(_LOSSES[task.kind], task), logit, label, dims=2 if task.classes else 1)  # [B]
+        loss = _mean_over_members(partial(_LOSSES[task.kind], task), logit, label, 2 if task.classes else 1)  # [B]
         if weights is not None:
             factor = weights if isinstance(weights, Tensor) else _get("weights", weights, task.name)
             _check_length("weights", task, factor, len(logit))
@@ -66,20 +66,11 @@ def per_example_losses(
     return Losses(losses, known)
 
 
-def mean_over_members(
-    loss: Callable[[Tensor, Tensor], Tensor], logit: Tensor, label: Tensor, *, dims: int = 1
-) -> Tensor:
-    """Return the loss of each example [B]; if it has a logit of each of k members, the mean of their losses.
-
-    Args:
-        loss: returns the losses [n] of logits [n] or [n, classes] and labels [n].
-        logit: the logits of one task: [B] or [B, classes]; of members [B, k] or [B, k, classes].
-        label: the labels [B].
-        dims: the number of dimensions of logits without members.
-    """
+def _mean_over_members(loss: Callable[[Tensor, Tensor], Tensor], logit: Tensor, label: Tensor, dims: int) -> Tensor:
+    """Return the loss of each example [B]; where logits have more than ``dims`` dimensions, the mean over members."""
     if logit.dim() <= dims:
         return loss(logit, label)
-    members = logit.shape[1]
+    members = logit.shape[1]  # [B, k] or [B, k, classes]
     losses = loss(logit.flatten(0, 1), label.repeat_interleave(members))  # [B * k]
     by_member: Tensor = losses.unflatten(0, (-1, members))  # [B, k]
     return by_member.mean(1)
