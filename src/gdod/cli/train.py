@@ -43,6 +43,7 @@ Pairs = list[str] | None
 
 def train(
     config: Config = None,
+    recipe: Annotated[str | None, typer.Option(help="What fills settings that you do not give: paper, strong.")] = None,
     data: Annotated[str | None, typer.Option(help="A named data set, a file, a folder or a pattern.")] = None,
     schema: Annotated[Path | None, typer.Option(help="What the columns of your own table are (YAML or TOML).")] = None,
     label: Annotated[list[str] | None, typer.Option(help="A column to predict, if you give no schema.")] = None,
@@ -86,6 +87,7 @@ def train(
     """Train a model, and write a run folder: settings, metrics, checkpoints, result."""
     with explained():
         settings: dict[str, Any] = {
+            "recipe": recipe,
             "data.source": data,
             "data.schema": None if schema is None else str(schema),
             "data.labels": label or None,
@@ -135,12 +137,16 @@ def _train(
 ) -> None:
     from gdod.training import check, name_of
     from gdod.training.processes import check_nproc, joined, surroundings
+    from gdod.training.train_run import preview
 
     place = surroundings()
     check_nproc(nproc, place)
     config = _config(file, options, out, resume)
     if check_only:
         check(config)
+        config, chosen = preview(config)
+        for sentence in chosen:  # not among the settings, which may go to a file
+            typer.echo(sentence, err=True)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
         return
     folder = out or Path("runs") / name_of(config)

@@ -34,7 +34,9 @@ class Optimizers:
             momentum, decay = config.momentum, config.weight_decay
             self.all.append(SGD(self.parameters, config.lr, momentum, weight_decay=decay, fused=fused))
         else:
-            if dense:
+            if config.id_decay is not None:
+                self.all.append(_adamw_by_kind(model, config))
+            elif dense:
                 self.all.append(_adam(dense, config))
             if sparse:
                 self.all.append(SparseAdam(sparse, lr=config.lr))
@@ -105,10 +107,34 @@ def _adam(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_can_fuse(parameters))
 
 
+def _adamw_by_kind(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Return AdamW with a weight decay of their own for id tables, and none for biases and scales."""
+    assert config.id_decay is not None
+    tables = {id(table.weight) for table in _tables(model)}
+    groups: dict[float, list[nn.Parameter]] = {}  # one for each decay: the fewer, the faster
+    parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    for name, parameter in parameters:
+        if id(parameter) in tables:
+            decay = config.id_decay
+        else:
+            decay = config.weight_decay if _is_matrix(name, parameter) else 0.0
+        groups.setdefault(decay, []).append(parameter)
+    fused = _can_fuse([parameter for _, parameter in parameters])
+    return AdamW([{"params": some, "weight_decay": decay} for decay, some in groups.items()], lr=config.lr, fused=fused)
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    """Return whether it is no bias or scale, of which those of experts and members have more dimensions."""
+    return parameter.ndim > 1 and not name.rpartition(".")[2].endswith(("bias", "scale", "scales"))
+
+
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:
     return all(one.device.type in ("cpu", "cuda") and one.is_floating_point() for one in parameters)
 
 
 def _sparse_tables(model: nn.Module) -> list[nn.Parameter]:
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return [table.get_parameter("weight") for table in tables if table.sparse]
+    return [table.get_parameter("weight") for table in _tables(model) if table.sparse]
+
+
+def _tables(model: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
+    return [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
