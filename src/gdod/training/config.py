@@ -93,7 +93,7 @@ class OptimizerConfig(_Part):
     weight_decay: float = Field(default=0.0, ge=0)
     """Adamw subtracts it from the weights, the others add it to the gradient; sparse gradients of tables get none."""
     id_decay: float | None = Field(default=None, ge=0)
-    """The weight decay of id tables alone, for adamw; biases and scales then get none. None: all get `weight_decay`."""
+    """The weight decay of id tables, for adamw; biases and the like then have none. None: all have `weight_decay`."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """The momentum of sgd; the others take none."""
 

@@ -108,7 +108,7 @@ def _adam(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
 
 
 def _adamw_by_kind(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Return AdamW with a weight decay of their own for id tables, and none for biases and scales."""
+    """Return AdamW with a weight decay for the weights of layers, one for id tables, and none for all others."""
     assert config.id_decay is not None
     tables = {id(table.weight) for table in _tables(model)}
     groups: dict[float, list[nn.Parameter]] = {}  # one for each decay: the fewer, the faster
@@ -117,15 +117,11 @@ def _adamw_by_kind(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         if id(parameter) in tables:
             decay = config.id_decay
         else:
-            decay = config.weight_decay if _is_matrix(name, parameter) else 0.0
+            # Biases of experts, scales of an ensemble's members and gates have several dimensions, and other names.
+            decay = config.weight_decay if parameter.ndim > 1 and name.endswith("weight") else 0.0
         groups.setdefault(decay, []).append(parameter)
     fused = _can_fuse([parameter for _, parameter in parameters])
     return AdamW([{"params": some, "weight_decay": decay} for decay, some in groups.items()], lr=config.lr, fused=fused)
-
-
-def _is_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether it is no bias or scale, of which those of experts and members have more dimensions."""
-    return parameter.ndim > 1 and not name.rpartition(".")[2].endswith(("bias", "scale", "scales"))
 
 
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:
