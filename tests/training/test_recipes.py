@@ -262,18 +262,18 @@ def test_a_run_says_and_stores_what_was_used(tmp_path: Path) -> None:
 
 
 def test_it_resumes_with_what_was_chosen_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tiny.dataset()
-    config = strong(**QUICK, epochs=2, log_every=7)
-    train(config, tmp_path / "whole", dataset=data)
+    """The same command again, after the recipe has changed."""
+    data, given = tiny.dataset(), {**QUICK, "epochs": 2, "log_every": 7, "optimizer": {"lr": 0.01}}
+    train(strong(**given), tmp_path / "whole", dataset=data)
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", dataset=data, progress=Interrupting(14))
+        train(strong(**given), tmp_path / "run", dataset=data, progress=Interrupting(14))
     monkeypatch.setattr("gdod.training.recipes._BATCH", ((float("inf"), 8),))
     monkeypatch.setattr("gdod.training.recipes._DROPOUT", 0.9)
     monkeypatch.setitem(_FIXED, "average", 0.5)
-    monkeypatch.setitem(_FIXED, "optimizer", {"name": "adamw", "lr": 0.9})
+    monkeypatch.setitem(_FIXED, "optimizer", {"name": "adamw", "weight_decay": 0.9})
     with pytest.raises(InputError, match="seed is 0, not 4"):
-        train(strong(**QUICK, epochs=2, log_every=7, seed=4), tmp_path / "run", dataset=data, resume=True)
-    train(strong(**QUICK, epochs=2, log_every=7), tmp_path / "run", dataset=data, resume=True)
+        train(strong(**given, seed=4), tmp_path / "run", dataset=data, resume=True)
+    train(strong(**given), tmp_path / "run", dataset=data, resume=True)
     check_same(tmp_path / "run", tmp_path / "whole")
 
 
