@@ -3,7 +3,7 @@
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,12 @@ def talking(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
         return work
 
-    for name, call in (
-        ("mine", lambda: ranks.agree(fails(1, InputError("not like this")))),
-        ("first's", lambda: ranks.first(fails(0, OSError("no room")))),
-        ("unforeseen", lambda: ranks.agree(fails(1, KeyError("where")))),
-    ):
+    calls: dict[str, Callable[[], int]] = {
+        "mine": lambda: ranks.agree(fails(1, InputError("not like this"))),
+        "first's": lambda: ranks.first(fails(0, OSError("no room"))),
+        "unforeseen": lambda: ranks.agree(fails(1, KeyError("where"))),
+    }
+    for name, call in calls.items():
         try:
             call()
         except Exception as error:

@@ -89,7 +89,13 @@ def test_a_stored_configuration_without_a_recipe_opens_as_before(tmp_path: Path)
     train(tiny.config(steps=6), tmp_path / "run", dataset=data)
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
-    del stored["recipe"], stored["average"], stored["optimizer"]["id_decay"], stored["data"]["features"]
+    del (
+        stored["recipe"],
+        stored["filled"],
+        stored["average"],
+        stored["optimizer"]["id_decay"],
+        stored["data"]["features"],
+    )
     path.write_text(json.dumps(stored))
     run = load_run(tmp_path / "run")
     assert run.config == tiny.config(steps=6)
@@ -149,7 +155,7 @@ def test_what_is_given_is_kept(table: TableSize) -> None:
     config, chosen = apply_recipe(strong(**BY_HAND), table)
     written = config.model_dump(mode="json")
     expected = check_config({"data": "ads", **BY_HAND}).model_dump(mode="json")
-    assert written == {**expected, "recipe": "strong"}
+    assert written == {**expected, "recipe": "strong", "filled": True}
     assert [sentence.split(":")[0].split(",")[0] for sentence in chosen] == ["recipe strong"]
 
 
@@ -223,7 +229,16 @@ def test_what_was_chosen_is_written_in_full_and_nothing_is_chosen_again() -> Non
     assert config.model_dump(mode="json").keys() == paper.keys()
     assert config.model_dump(mode="json")["schedule"].keys() == paper["schedule"].keys()
     assert through_json(config) == config
-    assert apply_recipe(through_json(config), LARGE)[0] == config
+    assert apply_recipe(through_json(config), LARGE) == (config, ())
+
+
+def test_a_setting_that_a_stored_configuration_does_not_have_is_the_default_and_not_the_recipe_s() -> None:
+    """Such as one that a later version adds."""
+    stored = apply_recipe(strong(), SMALL)[0].model_dump(mode="json")
+    del stored["average"], stored["model"]["options"]["dropout"], stored["optimizer"]["weight_decay"]
+    opened = check_config(stored)
+    assert (opened.average, opened.optimizer.weight_decay, opened.model.options.get("dropout")) == (None, 0.0, None)
+    assert apply_recipe(opened, SMALL) == (opened, ())
 
 
 # Runs
@@ -275,6 +290,13 @@ def test_it_resumes_with_what_was_chosen_then(tmp_path: Path, monkeypatch: pytes
         train(strong(**given, seed=4), tmp_path / "run", dataset=data, resume=True)
     train(strong(**given), tmp_path / "run", dataset=data, resume=True)
     check_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path: Path) -> None:
+    data, given = tiny.dataset(), {**QUICK, "steps": 3}
+    train(check_config(given), tmp_path / "run", dataset=data)
+    with pytest.raises(InputError, match=r"another configuration: recipe is 'paper', not 'strong'\. Go on"):
+        train(strong(**given), tmp_path / "run", dataset=data, resume=True)
 
 
 def fake_load(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

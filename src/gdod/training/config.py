@@ -142,6 +142,8 @@ class TrainConfig(_Part):
 
     recipe: Literal["paper", "strong"] = "paper"
     """What fills the settings that are not given: "paper", the defaults here; "strong": see `gdod.training.recipes`."""
+    filled: bool = False
+    """Whether the recipe has filled all settings, as in a run's own configuration; it then chooses nothing more."""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
@@ -195,7 +197,7 @@ class TrainConfig(_Part):
         if not isinstance(settings, Mapping):
             return checked(settings)
         settings = {name: _spelled_out(name, value) for name, value in settings.items()}
-        if settings.get("recipe") != "strong":
+        if settings.get("recipe") != "strong" or settings.get("filled"):
             return checked(settings)
         from gdod.training.recipes import fixed_settings  # it reads and makes configurations
 
@@ -212,7 +214,7 @@ class TrainConfig(_Part):
     @model_serializer(mode="wrap")
     def _write_given(self, whole: SerializerFunctionWrapHandler) -> Settings:
         """Return the settings, without those that the recipe has yet to choose: it still can when they are read."""
-        return whole(self) if self.recipe == "paper" else _only_given(self, whole(self))
+        return whole(self) if self.recipe == "paper" or self.filled else _only_given(self, whole(self))
 
     @field_validator("task_weights", mode="before")
     @classmethod

@@ -15,8 +15,6 @@ from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.training.config import Settings, TrainConfig, check_config, merged
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from gdod.data.dataset import Dataset
 
 T = TypeVar("T")
@@ -88,15 +86,15 @@ def _missing(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
 def apply_recipe(config: TrainConfig, table: TableSize) -> tuple[TrainConfig, tuple[str, ...]]:
     """Return the configuration with every setting that was not given filled in, and sentences on what was chosen.
 
-    The result has all settings as if they had been given, so that it is written in full, and whoever reads it needs no
-    recipe. With the recipe "paper" it is the configuration as it is, and no sentence.
+    The result is marked as filled: it is written in full, and whoever reads it needs no recipe. With the recipe
+    "paper", or if it is filled already, it is the configuration as it is, and no sentence.
     """
-    if config.recipe == "paper":
+    if config.recipe == "paper" or config.filled:
         return config, ()
     given = {name: value for name, value in config.model_dump().items() if name != "epochs" or value is not None}
     chosen = merged(fixed_settings(given), _settings_by_size(config, given, table))
-    full = check_config(merged(chosen, given))
-    return _complete(full), tuple(_sentences(full, chosen, table))
+    full = check_config({**merged(chosen, given), "filled": True})
+    return full, tuple(_sentences(full, chosen, table))
 
 
 def as_stored(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
@@ -104,7 +102,7 @@ def as_stored(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
 
     So a run resumes with what was chosen when it began, and not with what its recipe would choose today.
     """
-    if config.recipe == "paper" or stored.recipe == "paper":
+    if config.recipe == "paper" or config.filled:
         return config
     return check_config(merged(stored.model_dump(), config.model_dump()))
 
@@ -135,19 +133,6 @@ def _steps(settings: Settings, rows: int) -> int:
     """Return how many steps there will be; with streamed data on several ranks it may be a few more."""
     steps: int | None = settings.get("steps")
     return steps or max(1, round(settings["epochs"] * ceil(rows / settings["batch"])))
-
-
-def _complete(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with every setting marked as given."""
-    parts = {name: value for name, value in config if hasattr(value, "model_fields_set")}
-    return _marked(config).model_copy(update={name: _marked(part) for name, part in parts.items()})
-
-
-AnyPart = TypeVar("AnyPart", bound="BaseModel")
-
-
-def _marked(part: AnyPart) -> AnyPart:
-    return part.model_copy(update=dict(part))
 
 
 def _sentences(config: TrainConfig, chosen: Settings, table: TableSize) -> list[str]:

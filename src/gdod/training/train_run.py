@@ -76,7 +76,7 @@ def train(
     for note in dataset.notes:
         progress.say(f"data: {note}")
     config, chosen = ranks.agree(partial(_with_recipe, config, dataset))
-    for sentence in () if folder.is_run else chosen:
+    for sentence in chosen:
         progress.say(sentence)
     if (undecayed := decay_note(config)) is not None:
         progress.say(undecayed)
@@ -106,7 +106,7 @@ def load_data(config: TrainConfig) -> "Dataset":
 
 def _as_begun(config: TrainConfig, folder: Folder) -> TrainConfig:
     """Return the configuration; what a recipe is to choose is as the run in the folder has it, if there is one."""
-    return as_stored(config, folder.read_config()) if config.recipe != "paper" and folder.is_run else config
+    return as_stored(config, folder.read_config()) if folder.is_run and config.recipe != "paper" else config
 
 
 def preview(config: TrainConfig) -> tuple[TrainConfig, tuple[str, ...]]:
