@@ -70,9 +70,15 @@ def resume_command(folder: Path) -> str:
 
 
 def about(
-    config: TrainConfig, dataset: "Dataset", model: nn.Module, device: torch.device, ranks: int, command: Sequence[str]
+    config: TrainConfig,
+    dataset: "Dataset",
+    model: nn.Module,
+    device: torch.device,
+    ranks: int,
+    command: Sequence[str],
+    chosen: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the content of `about.json`: what is run on which data, and with which versions."""
+    """Return the content of `about.json`: what is run on which data, with which versions, and what a recipe chose."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "command": list(command),
@@ -92,6 +98,7 @@ def about(
         "threads": torch.get_num_threads(),
         "device": str(device),
         "precision": config.precision,
+        **({"recipe": {"name": config.recipe, "chosen": list(chosen)}} if chosen else {}),
     }
 
 
@@ -167,7 +174,7 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
     model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))
     content = checkpoint.load(folder.best if weights == "best" else folder.last)
     try:
-        model.load_state_dict(content["model"])
+        model.load_state_dict(content.get("average", content["model"]))  # "last" as it was evaluated, too
     except (KeyError, RuntimeError) as error:
         raise InputError(f"the checkpoint in {folder.path} does not fit its configuration: {error}") from error
     step = content["step"] if "step" in content else content["state"]["step"]
