@@ -115,6 +115,7 @@ def _numbers(sums: Floats, base: tuple[Floats, Floats], targets: Sequence[Target
             numbers[:, at] = np.log(odds / (1 - odds)) - np.log(mean[at] / (1 - mean[at]))
         else:
             numbers[:, at] = (smooth[:, at] - mean[at]) / spread[at]
+    numbers[:, :count][labelled == 0] = 0  # without the rounding of the prior
     numbers[:, count] = np.log1p(rows)
     return numbers
 
@@ -217,6 +218,11 @@ class Fitting:
         keys, buckets = keys_of(source, ids, self.sizes), self._counts[source].buckets
         keys = keys if buckets is None else hashed(keys, buckets)
         return keys * self.folds.count + folds
+
+    def forget(self) -> None:
+        """Let go of the counts, when all tables are made; `training_keys` still works."""
+        for count in self._counts.values():
+            count.codes, count.sums = count.codes[:0], count.sums[:0]
 
     def gains(self) -> dict[Source, Floats]:
         """Return by how much each source alone explains the labels of rows that it has not seen. [T]
