@@ -13,7 +13,7 @@ from gdod._files import read_json
 from gdod.data.dataset import Dataset
 from gdod.data.inspection import inspect
 from gdod.data.parts.part import MemoryPart, Part
-from gdod.data.preparing.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
+from gdod.data.preparing.cache import FEATURES_VERSION, build_folder, cache_folder, fingerprint, hash_files, is_whole
 from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.pipeline import RawParts, part_file, prepare_into, row_bytes
@@ -186,7 +186,7 @@ def _named(
         "input": source.fingerprint(folder, options),
         "schema": None if schema is None else schema.to_json(),
     }
-    return _Request(source.name, _fingerprint(values, features), features, read)
+    return _Request(source.name, _fingerprint(values, schema, features), features, read)
 
 
 def _files(
@@ -235,12 +235,18 @@ def _files(
         "names": {part: [path.suffixes for path in paths] for part, paths in files.items()},
         "schema": chosen.to_json(),
     }
-    return _Request(Path(source).name, _fingerprint(values, features), features, read)
+    return _Request(Path(source).name, _fingerprint(values, chosen, features), features, read)
 
 
-def _fingerprint(values: dict[str, Any], features: FeatureOptions | None) -> str:
+def _fingerprint(values: dict[str, Any], schema: TableSchema | None, features: FeatureOptions | None) -> str:
     """Return the fingerprint of values and options; without options it is that of the values alone."""
-    return fingerprint(values if features is None else {**values, "features": features.model_dump(mode="json")})
+    if features is None:
+        return fingerprint(values)
+    # A `rare` that the schema gives is not what the options say, even if it is the default.
+    columns = {} if schema is None else schema.columns
+    own = [name for name, column in columns.items() if "rare" in column.model_fields_set]
+    made = {"version": FEATURES_VERSION, "options": features.model_dump(mode="json"), "rare": own}
+    return fingerprint({**values, "features": made})
 
 
 def _find(source: str | Path, names: Iterable[str]) -> tuple[Path, ...]:

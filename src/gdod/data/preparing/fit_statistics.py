@@ -112,7 +112,7 @@ def fit_statistics(
     singles = _best(singles, alone, room)
     paired = [source[0] for source in _best([(name,) for name in columns], alone, _MOST_PAIRED)]
     candidates: list[Source] = list(combinations(paired, 2)) if min(options.pairs, room - len(singles)) > 0 else []
-    more = {pair: gain - max(alone[(column,)] for column in pair) for pair, gain in gains(candidates).items()}
+    more = {pair: gain - max(0.0, *(alone[(column,)] for column in pair)) for pair, gain in gains(candidates).items()}
     pairs = _best([pair for pair in candidates if more[pair] > 0], more, min(options.pairs, room - len(singles)))
 
     counted = fitting([*singles, *pairs])
