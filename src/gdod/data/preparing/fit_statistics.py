@@ -21,7 +21,7 @@ from gdod.data.tables.values import Origin
 # Of a label with more classes, the most frequent ones have statistics.
 MOST_CLASSES = 20
 # Pairs are chosen by how they do on so many training rows; on fewer if there are many pairs.
-_SAMPLE_ROWS = 50_000
+_SAMPLE_ROWS = 20_000
 _FEWEST_SAMPLE_ROWS = 5_000
 _PAIRS_OF_WHOLE_SAMPLE = 500
 # Of more columns than this, those that alone explain most are paired.
