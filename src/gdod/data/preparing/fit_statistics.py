@@ -81,8 +81,8 @@ def fit_statistics(
 ) -> tuple[Encoder, TrainingStatistics, tuple[str, ...]]:
     """Return the encoder with statistics, those of the training rows themselves, and sentences about the choice.
 
-    It goes through the table twice more, in memory that is bounded by ``options.keys`` for each column and pair, and
-    two bytes a row.
+    It goes through the table twice more. Memory is bounded by ``options.keys`` for each column and pair, by a few GB
+    for all of them, and by three bytes a row.
     """
     assert encoder.added is not None
     split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
