@@ -31,7 +31,7 @@ FORMAT_WITH_ADDED_FIELDS = 2
 _FILE, _STATISTICS = "encoder.json", "statistics.parquet"
 
 Ids = Mapping[str, NDArray[np.int64]]
-"""The ids of categorical columns, rare values among them."""
+"""The ids of categorical columns, rare values among them, and `Encoder.largest_ids` for unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -149,26 +149,28 @@ class Encoder:
             rows.missing[name], rows.unknown[name] = lists.empty, int((ids == 0).sum())
             matrix = padded(ids, lists.rows, len(rows.frame), self.longest[name])
             return pl.Series(name, matrix, dtype=pl.Array(pl.Int32, self.longest[name]))
-        ids, rows.missing[name] = self.category_ids(name, values)
+        names = text(values, tokens)
+        ids = self.vocabularies[name].ids(names)
+        rows.missing[name] = names.null_count()
         rows.unknown[name] = int((ids == 0).sum()) - rows.missing[name]
         if self.added is None:
             return pl.Series(name, ids)
-        rows.ids[name] = ids.astype(np.int64)
+        unknown = (ids == 0) & names.is_not_null().to_numpy()
+        rows.ids[name] = np.where(unknown, self.largest_ids[name], ids).astype(np.int64)
         return pl.Series(name, np.where(ids <= self.added.kept[name], ids, np.int32(0)))
 
-    def category_ids(self, name: str, values: pl.Series) -> tuple[NDArray[np.int32], int]:
-        """Return the ids of a categorical column's cells, those of rare values too, and how many cells are missing."""
-        names = text(values, self.table_schema.file.missing)
-        return self.vocabularies[name].ids(names), names.null_count()
-
     @property
-    def sizes(self) -> dict[str, int]:
-        """The largest id of each categorical and sequence column, for `keys_of`."""
-        return {name: len(values) for name, values in self.vocabularies.items()}
+    def largest_ids(self) -> dict[str, int]:
+        """The largest id of each categorical and sequence column that statistics tell apart: one for unknown values.
+
+        To the model these are 0, as missing ones are. But what training rows without a value were like says nothing
+        about values that are new.
+        """
+        return {name: len(values) + 1 for name, values in self.vocabularies.items()}
 
     def _statistics(self, source: Source, ids: Ids) -> NDArray[np.float32]:
         assert self.added is not None
-        return self.added.statistics[source].look_up(keys_of(source, ids, self.sizes))
+        return self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids))
 
     def _labels(self, frame: pl.DataFrame, origin: Origin, missing: dict[str, int]) -> list[pl.Series]:
         """Return the columns of labels and weight, as far as the table has them."""

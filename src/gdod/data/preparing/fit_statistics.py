@@ -16,7 +16,7 @@ from gdod.data.preparing.target_statistics import Fitting, Folds, Source, Source
 from gdod.data.tables.columns import label_values, weight_values
 from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import CategoricalColumn
-from gdod.data.tables.values import Origin
+from gdod.data.tables.values import Origin, text
 
 # Of a label with more classes, the most frequent ones have statistics.
 MOST_CLASSES = 20
@@ -88,14 +88,14 @@ def fit_statistics(
     split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
     folds = Folds(options.folds, in_time=split.by == "time")
     of_rows = assign_folds(table, parts, split, missing, options.folds)
-    columns = [name for name in encoder.table_schema.of(CategoricalColumn) if encoder.sizes[name] > 1]
+    columns = [name for name in encoder.table_schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
     source_rows = _SourceRows(table, encoder, columns, of_rows)
     sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
     targets = _targets(encoder, sample.labels)
 
     def fitting(sources: Sequence[Source]) -> Fitting:
         kinds = [target.target for target in targets]
-        return Fitting(sources, encoder.sizes, kinds, folds, options.prior, options.keys)
+        return Fitting(sources, encoder.largest_ids, kinds, folds, options.prior, options.keys)
 
     def gains(sources: Sequence[Source]) -> dict[Source, float]:
         """Return how much each source alone explains in the sample, the mean over targets."""
@@ -213,5 +213,6 @@ class _SourceRows:
         if schema.weight is not None:
             known = weight_values(frame[schema.weight], schema.file.missing, origin)
             weights = known.fill_null(encoder.weight).to_numpy() / encoder.weight
-        ids = {name: encoder.category_ids(name, frame[name])[0].astype(np.int64) for name in self.columns}
+        texts = {name: text(frame[name], schema.file.missing) for name in self.columns}
+        ids = {name: encoder.vocabularies[name].ids(texts[name]).astype(np.int64) for name in self.columns}
         return _Rows(ids, folds.astype(np.int64), labels, weights)
