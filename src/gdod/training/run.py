@@ -39,6 +39,7 @@ class Folder:
         self.config = path / "config.json"
         self.about = path / "about.json"
         self.encoder = path / "encoder.json"
+        self.statistics = path / "statistics.parquet"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.pt"
@@ -168,7 +169,7 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         raise InputError(f"{folder.path} is no run: it has no config.json; expected a folder that gdod train wrote")
     config = folder.read_config()
     try:
-        encoder = Encoder.from_json(read_json(folder.encoder, "how the run's tables become ids"))
+        encoder = Encoder.load(folder.path, "how the run's tables become ids")
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
     model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))

@@ -174,7 +174,7 @@ def _describe(trainer: Trainer, command: Sequence[str] | None, chosen: Sequence[
     """Write the files that describe the run; if they are there, add the number of ranks it is resumed with."""
     folder, config, ranks = trainer.folder, trainer.config, trainer.ranks.size
     if not folder.is_run or not folder.about.exists():
-        write_json(folder.encoder, trainer.dataset.encoder.to_json())
+        trainer.dataset.encoder.save(folder.path, indent=2)
         started_with = sys.argv if command is None else command
         description = about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with, chosen)
         write_json(folder.about, description)

@@ -170,5 +170,34 @@ def test_too_many_keys_share_buckets_at_little_cost() -> None:
     assert gains[0] > gains[1] > 0.33 * gains[0]
 
 
+def test_counts_stay_within_their_memory() -> None:
+    """The sources with most keys get fewer buckets; a row's own label still changes none of its numbers."""
+    draw = np.random.default_rng(0)
+    ids = {"user": draw.integers(1, 50_001, 250_000), "item": draw.integers(1, 11, 250_000)}
+    folds, labels = draw.integers(0, 5, 250_000), (draw.random((250_000, 1)) < 0.3).astype(float)
+    sources: list[Source] = [("user",), ("item",)]
+
+    def numbers() -> dict[Source, NDArray[np.float32]]:
+        fitting = Fitting(sources, {"user": 50_000, "item": 10}, [RATE], Folds(5), limit=40_000, bytes=40_000 * 32)
+        for first in range(0, 250_000, 30_000):
+            part = slice(first, first + 30_000)
+            fitting.add({name: values[part] for name, values in ids.items()}, folds[part], labels[part])
+        tables, training = fitting.tables(), fitting.training_tables()
+        assert sum(len(table.keys) for table in training.values()) <= 40_000
+        assert tables[("item",)].buckets is None
+        assert tables[("user",)].buckets == 5_000
+        buckets = hashed(ids["user"], 5_000)
+        rows = np.bincount(buckets)[buckets]  # with the same bucket as each row, however it came about
+        np.testing.assert_allclose(tables[("user",)].look_up(ids["user"])[:, 1], np.log1p(rows), rtol=1e-6)
+        return {one: training[one].look_up(fitting.training_keys(one, ids, folds)) for one in sources}
+
+    before = numbers()
+    labels[77] = 1 - labels[77]
+    after = numbers()
+    for source in sources:
+        assert (before[source][77] == after[source][77]).all()
+        assert (before[source] != after[source]).any()
+
+
 def test_hashes_are_the_same_everywhere() -> None:
     assert hashed(np.array([0, 1, 2, 10**12]), 1_000).tolist() == [0, 789, 730, 471]

@@ -4,14 +4,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FeatureOptions(BaseModel):
-    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1."""
+    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1.
+
+    Besides what can be set here, a numeric column with missing values in the training part gets a field that says
+    where they are. Sequence columns have no statistics yet.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     statistics: bool = True
     """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
     pairs: int = Field(default=60, ge=0)
-    """How many pairs of categorical columns get them, too, at most; 0: none."""
+    """How many pairs of categorical columns get them, too, at most: those that tell most beyond their columns, as
+    about 20,000 training rows show; 0: none."""
     columns: int = Field(default=512, ge=1)
     """How many numbers the statistics of an example may be in all; pairs that gain least are left out first."""
     prior: float = Field(default=10.0, gt=0)
@@ -19,7 +24,8 @@ class FeatureOptions(BaseModel):
     folds: int = Field(default=10, ge=2, le=64)
     """Into how many folds the training rows are cut, so that none sees its own label."""
     keys: int = Field(default=1_000_000, ge=1)
-    """Different values of a column or pair above which they share buckets."""
+    """Different values of a column or pair above which they share buckets; fewer if all statistics together
+    would take too much memory."""
     bins: int = Field(default=32, ge=0)
     """Most bins of the piecewise-linear encoding of a number; 0: numbers stay as they are."""
     rare: int = Field(default=3, ge=1)

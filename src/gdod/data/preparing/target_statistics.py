@@ -20,6 +20,8 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Source = tuple[str, ...]
 """The column, or the two columns, whose values the statistics are of."""
+# So many numbers of keys, folds and sums are held as one array, which is quicker than looking for those that are there.
+_DENSE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -98,25 +100,31 @@ class _Base:
         rate = (sums + 1) / (counts + 2)
         mean = sums / np.maximum(counts, 1e-300)
         spread = np.sqrt(np.maximum(squares / np.maximum(counts, 1e-300) - mean**2, 0))
-        is_mean = np.array([target.kind == "mean" for target in self.targets], bool)
+        is_mean = ~_are_rates(self.targets)
         return np.where(is_mean, mean, rate), np.where(is_mean & (spread > 0), spread, 1.0)
 
 
 def _numbers(sums: Floats, base: tuple[Floats, Floats], targets: Sequence[Target], prior: float) -> Floats:
-    """Return the statistics of keys from their rows, labels and sums [m, 1 + 2T] -> [m, T + 1]."""
+    """Return the statistics of keys from their rows, labels and sums [m, 1 + 2T] -> [m, T + 1].
+
+    ``base`` holds mean and scale of each target, the same for all keys [T] or one for each [m, T].
+    """
     count = len(targets)
     rows, labelled, totals = sums[:, 0], sums[:, 1 : 1 + count], sums[:, 1 + count :]
-    mean, spread = base
+    mean, spread = (np.broadcast_to(one, labelled.shape) for one in base)
     smooth = (totals + prior * mean) / (labelled + prior)  # [m, T]
     numbers = np.empty((len(sums), count + 1))
-    for at, target in enumerate(targets):
-        if target.kind == "rate":
-            odds = np.clip(smooth[:, at], 1e-9, 1 - 1e-9)
-            numbers[:, at] = np.log(odds / (1 - odds)) - np.log(mean[at] / (1 - mean[at]))
-        else:
-            numbers[:, at] = (smooth[:, at] - mean[at]) / spread[at]
+    numbers[:, :count] = (smooth - mean) / spread
+    rates = _are_rates(targets)
+    odds, usual = np.clip(smooth[:, rates], 1e-9, 1 - 1e-9), mean[:, rates]
+    numbers[:, :count][:, rates] = np.log(odds / (1 - odds)) - np.log(usual / (1 - usual))
+    numbers[:, :count][labelled == 0] = 0  # without the rounding of the prior
     numbers[:, count] = np.log1p(rows)
     return numbers
+
+
+def _are_rates(targets: Sequence[Target]) -> NDArray[np.bool_]:
+    return np.array([target.kind == "rate" for target in targets], bool)
 
 
 class _SourceCount:
@@ -124,6 +132,7 @@ class _SourceCount:
 
     def __init__(self, width: int, folds: int, limit: int) -> None:
         self.folds, self.limit, self.buckets = folds, limit, None if limit > 0 else 1
+        self.most_buckets = limit - limit % 64 if limit > 64 else limit  # can be halved six times
         self.codes: Ids = np.zeros(0, np.int64)  # key * folds + fold, sorted
         self.sums = np.zeros((0, width))
         self._waiting: list[tuple[Ids, Floats]] = []
@@ -142,14 +151,37 @@ class _SourceCount:
         values = np.concatenate([self.sums, *(values for _, values in self._waiting)])
         self.codes, self.sums = _grouped(codes, values)
         self._waiting = []
-        keys, folds = np.divmod(self.codes, self.folds)
+        keys = self.codes // self.folds
         if self.buckets is None and len(np.unique(keys)) > self.limit:
-            self.buckets = self.limit
-            self.codes, self.sums = _grouped(hashed(keys, self.limit) * self.folds + folds, self.sums)
+            self._hash(self.most_buckets)
+
+    def shrink(self) -> bool:
+        """Put the keys into fewer buckets than there are keys, or half of the buckets; return whether it helped."""
+        self.merge()
+        before = len(self.codes)
+        most = len(np.unique(self.codes // self.folds)) if self.buckets is None else self.buckets
+        buckets = self.most_buckets if self.buckets is None else self.buckets
+        while buckets >= most and buckets % 2 == 0:
+            buckets //= 2
+        if buckets < most:
+            self._hash(buckets)
+        return len(self.codes) < before
+
+    def _hash(self, buckets: int) -> None:
+        keys, folds = np.divmod(self.codes, self.folds)
+        # Of a hash modulo twice as many, the hash modulo this many is what is left over.
+        keys = hashed(keys, buckets) if self.buckets is None else keys % buckets
+        self.buckets = buckets
+        self.codes, self.sums = _grouped(keys * self.folds + folds, self.sums)
 
 
 def _grouped(codes: Ids, values: Floats) -> tuple[Ids, Floats]:
     """Return the different codes, sorted, and the sums of their values, always added up in the same order."""
+    if len(codes) and (span := int(codes.max() - codes.min()) + 1) <= 4 * len(codes):  # no need to sort so few
+        places = codes - codes.min()
+        there = np.flatnonzero(np.bincount(places))
+        sums = [np.bincount(places, weights=column, minlength=span)[there] for column in values.T]
+        return there + codes.min(), np.stack(sums, 1)
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     first = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
@@ -165,7 +197,8 @@ class Fitting:
         targets: what is estimated.
         folds: how training rows are kept from their own labels.
         prior: how many rows the rate of all rows counts for in each value's own.
-        limit: more different keys of one source than this are hashed into so many buckets.
+        limit: more different keys of one source than this are hashed into so many buckets, or a few less.
+        bytes: the memory that all counts together may take; beyond it the sources with most keys get fewer buckets.
     """
 
     def __init__(
@@ -176,9 +209,11 @@ class Fitting:
         folds: Folds,
         prior: float = 10.0,
         limit: int = 1_000_000,
+        bytes: int = 1 << 30,
     ) -> None:
         self.sources, self.sizes, self.targets, self.folds, self.prior = sources, sizes, targets, folds, prior
         self._base = _Base(targets, folds)
+        self._most_codes = bytes // (8 * (2 + 2 * len(targets)))
         self._counts = {source: _SourceCount(1 + 2 * len(targets), folds.count, limit) for source in sources}
 
     def add(self, ids: Mapping[str, Ids], folds: Ids, labels: Floats, weights: Floats | None = None) -> None:
@@ -190,6 +225,9 @@ class Fitting:
         values = np.concatenate([np.ones((len(labels), 1)), weighted, weighted * filled], 1)
         for source, count in self._counts.items():
             count.add(keys_of(source, ids, self.sizes), folds, values)
+        while sum(len(count.codes) for count in self._counts.values()) > self._most_codes:
+            if not max(self._counts.values(), key=lambda count: len(count.codes)).shrink():
+                break
 
     def tables(self) -> dict[Source, SourceTable]:
         """Return the statistics of each source from all training rows."""
@@ -218,6 +256,11 @@ class Fitting:
         keys = keys if buckets is None else hashed(keys, buckets)
         return keys * self.folds.count + folds
 
+    def forget(self) -> None:
+        """Let go of the counts, when all tables are made; `training_keys` still works."""
+        for count in self._counts.values():
+            count.codes, count.sums = count.codes[:0], count.sums[:0]
+
     def gains(self) -> dict[Source, Floats]:
         """Return by how much each source alone explains the labels of rows that it has not seen. [T]
 
@@ -229,41 +272,47 @@ class Fitting:
     def _without_own(self, count: _SourceCount) -> "list[tuple[int, NDArray[np.bool_], Floats]]":
         """Return for each fold which codes are of it, and the sums of what rows with those codes may see."""
         keys, folds = np.divmod(count.codes, self.folds.count)
-        _, places = np.unique(keys, return_inverse=True)
+        # The place of each code's key among the different keys. [m]
+        places = np.cumsum(np.diff(keys, prepend=keys[:1]) > 0, dtype=np.int64)
+        shape = (int(places.max(initial=-1)) + 1, self.folds.count, count.sums.shape[1])
+        dense = None
+        if np.prod(shape) <= _DENSE:
+            dense = np.zeros(shape)
+            dense[places, folds] = count.sums
         parts = []
         for fold in range(self.folds.count):
             own, seen = folds == fold, self.folds.seen_by(fold, folds)
-            there, sums = _grouped(places[seen], count.sums[seen])
-            of_key = np.zeros((int(places.max(initial=-1)) + 1, count.sums.shape[1]))
-            of_key[there] = sums
+            if dense is not None:
+                of_key = dense[:, self.folds.seen_by(fold, np.arange(self.folds.count))].sum(1)
+            else:
+                there, sums = _grouped(places[seen], count.sums[seen])
+                of_key = np.zeros(shape[::2])
+                of_key[there] = sums
             parts.append((fold, own, of_key[places[own]]))
         return parts
 
     def _gain(self, count: _SourceCount) -> Floats:
         count.merge()
-        targets = len(self.targets)
-        gain, total = np.zeros(targets), np.zeros(targets)
-        for fold, own, sums in self._without_own(count):
-            mean, spread = self._base.seen(fold)
-            labelled, ones = count.sums[own, 1 : 1 + targets], count.sums[own, 1 + targets :]
-            numbers = _numbers(sums, (mean, spread), self.targets, self.prior)[:, :targets]
-            for at, target in enumerate(self.targets):
-                weight, label_sum, number = labelled[:, at], ones[:, at], numbers[:, at]
-                if target.kind == "rate":
-                    prior = np.log(mean[at] / (1 - mean[at]))
-                    before, after = (
-                        float((label_sum * x - weight * np.logaddexp(0, x)).sum()) for x in (prior, prior + number)
-                    )
-                    gain[at] += after - before
-                    total[at] -= before
-                else:
-                    # Σ (y - m)² - Σ (y - m - d)² = Σ d (2 (y - m) - d), over the rows of each key
-                    step = number * spread[at]
-                    gain[at] += float((step * (2 * (label_sum - weight * mean[at]) - weight * step)).sum())
-                    total[at] += float(
-                        self._base.moments[fold, 2, at] - mean[at] ** 2 * self._base.moments[fold, 0, at]
-                    )
-        return gain / np.maximum(np.abs(total), 1e-300)
+        targets, rates = len(self.targets), _are_rates(self.targets)
+        sums, base = np.empty_like(count.sums), [self._base.seen(fold) for fold in range(self.folds.count)]
+        for _, own, seen in self._without_own(count):
+            sums[own] = seen
+        means, spreads = (np.stack(one) for one in zip(*base, strict=True))  # [folds, T]
+        folds = count.codes % self.folds.count
+        mean, spread = means[folds], spreads[folds]  # [m, T]
+        weight, label_sum = count.sums[:, 1 : 1 + targets], count.sums[:, 1 + targets :]
+        number = _numbers(sums, (mean, spread), self.targets, self.prior)[:, :targets]
+        # Σ (y - m)² - Σ (y - m - d)² = Σ d (2 (y - m) - d), over the rows of each key
+        step = number * spread
+        gain = (step * (2 * (label_sum - weight * mean) - weight * step)).sum(0)
+        total = (self._base.moments[:, 2] - means**2 * self._base.moments[:, 0]).sum(0)
+        usual = np.log(mean[:, rates] / (1 - mean[:, rates]))
+        before, after = (
+            (label_sum[:, rates] * x - weight[:, rates] * np.logaddexp(0, x)).sum(0)
+            for x in (usual, usual + number[:, rates])
+        )
+        gain[rates], total[rates] = after - before, -before
+        return np.asarray(gain / np.maximum(np.abs(total), 1e-300))
 
 
 def keys_of(source: Source, ids: Mapping[str, Ids], sizes: Mapping[str, int]) -> Ids:
