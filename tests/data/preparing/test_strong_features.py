@@ -407,12 +407,12 @@ def test_pairs_within_the_budget(tmp_path: Path) -> None:
     frame = rows(3000).with_columns(
         *(pl.Series(name, draw.integers(0, 4, 3000)) for name in ("a", "b", "c")), one=pl.lit("x")
     )
-    columns = {**COLUMNS, **dict.fromkeys(("a", "b", "c", "one"), "categorical")}
+    columns = {**dict.fromkeys(("a", "b", "c", "one"), "categorical"), **COLUMNS}
 
     def chosen(**options: int) -> list[str]:
         return sources(Made(tmp_path, frame, options=FeatureOptions(**options), columns=columns))  # type: ignore[arg-type]
 
-    singles = ["user", "item", "a", "b", "c"]
+    singles = ["a", "b", "c", "user", "item"]
     assert len(chosen()) == 5 + 10
     assert chosen(pairs=1) == [*singles, "user × item"]
     assert chosen(pairs=0) == singles
@@ -491,3 +491,17 @@ def test_a_run_keeps_the_statistics_and_predicts_with_them(tmp_path: Path) -> No
     (tmp_path / "run" / "statistics.parquet").unlink()
     with pytest.raises(InputError, match=r"statistics.parquet is missing"):
         load_run(tmp_path / "run")
+
+
+def test_rare_values_are_not_said_to_be_unseen(tmp_path: Path) -> None:
+    from tests.training import tiny
+
+    from gdod.training import load_run, train
+    from gdod.training.predict import predict_file
+
+    made = Made(tmp_path, rows(), options=FeatureOptions(rare=10_000))
+    train(tiny.config(steps=1), tmp_path / "run", dataset=made.data)
+    made.raw("test").with_columns(user=pl.Series([1, 99] * 120), item=pl.lit("new")).write_csv(tmp_path / "new.csv")
+    told = predict_file(load_run(tmp_path / "run"), tmp_path / "new.csv", tmp_path / "out.csv")
+    unseen = [note for note in told.notes if "has seen no value" in note]
+    assert ["'item'" in note for note in unseen] == [True]
