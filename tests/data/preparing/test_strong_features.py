@@ -277,7 +277,7 @@ def test_no_group_sees_itself(tmp_path: Path) -> None:
 
 def test_noise_tells_nothing_where_the_naive_statistic_would(tmp_path: Path) -> None:
     frame = rows(6000).with_columns(noise=pl.Series(np.random.default_rng(1).integers(0, 1500, 6000)))
-    made = Made(tmp_path, frame, columns={**COLUMNS, "noise": "categorical"})
+    made = Made(tmp_path, frame, options=FeatureOptions(pairs=1), columns={**COLUMNS, "noise": "categorical"})
     clicks = {part: made.raw(part)["click"].to_numpy().astype(float) for part in made.parts}
     for part in made.parts:
         assert abs(auc(made.parts[part]["click | noise"].astype(float), clicks[part]) - 0.5) < 0.05
@@ -407,12 +407,13 @@ def test_pairs_within_the_budget(tmp_path: Path) -> None:
     frame = rows(3000).with_columns(
         *(pl.Series(name, draw.integers(0, 4, 3000)) for name in ("a", "b", "c")), one=pl.lit("x")
     )
-    columns = {**COLUMNS, **dict.fromkeys(("a", "b", "c", "one"), "categorical")}
+    columns = {**dict.fromkeys(("a", "b", "c", "one"), "categorical"), **COLUMNS}
 
     def chosen(**options: int) -> list[str]:
         return sources(Made(tmp_path, frame, options=FeatureOptions(**options), columns=columns))  # type: ignore[arg-type]
 
-    singles = ["user", "item", "a", "b", "c"]
+    singles = ["a", "b", "c", "user", "item"]
+    assert len(chosen()) == 5 + 10
     assert chosen(pairs=1) == [*singles, "user × item"]
     assert chosen(pairs=0) == singles
     assert chosen(columns=6 * 3 + 2) == [*singles, "user × item"]
@@ -428,7 +429,9 @@ def test_pairs_are_chosen_by_rows_from_everywhere(tmp_path: Path, monkeypatch: p
     """In a sorted table the first rows may have one label only."""
     monkeypatch.setattr("gdod.data.preparing.fit_statistics._SAMPLE_ROWS", 600)
     monkeypatch.setattr("gdod.data.preparing.fit_statistics._FEWEST_SAMPLE_ROWS", 600)
-    assert "user × item" in sources(Made(tmp_path, rows(3000).sort("click")))
+    frame = rows(3000).with_columns(noise=pl.Series(np.random.default_rng(0).integers(0, 50, 3000))).sort("click")
+    made = Made(tmp_path, frame, options=FeatureOptions(pairs=1), columns={**COLUMNS, "noise": "categorical"})
+    assert sources(made)[3:] == ["user × item"]
 
 
 def test_a_table_of_numbers_only(tmp_path: Path) -> None:
@@ -488,3 +491,17 @@ def test_a_run_keeps_the_statistics_and_predicts_with_them(tmp_path: Path) -> No
     (tmp_path / "run" / "statistics.parquet").unlink()
     with pytest.raises(InputError, match=r"statistics.parquet is missing"):
         load_run(tmp_path / "run")
+
+
+def test_rare_values_are_not_said_to_be_unseen(tmp_path: Path) -> None:
+    from tests.training import tiny
+
+    from gdod.training import load_run, train
+    from gdod.training.predict import predict_file
+
+    made = Made(tmp_path, rows(), options=FeatureOptions(rare=10_000))
+    train(tiny.config(steps=1), tmp_path / "run", dataset=made.data)
+    made.raw("test").with_columns(user=pl.Series([1, 99] * 120), item=pl.lit("new")).write_csv(tmp_path / "new.csv")
+    told = predict_file(load_run(tmp_path / "run"), tmp_path / "new.csv", tmp_path / "out.csv")
+    unseen = [note for note in told.notes if "has seen no value" in note]
+    assert ["'item'" in note for note in unseen] == [True]

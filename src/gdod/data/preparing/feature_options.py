@@ -15,8 +15,8 @@ class FeatureOptions(BaseModel):
     statistics: bool = True
     """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
     pairs: int = Field(default=60, ge=0)
-    """How many pairs of categorical columns get them, too, at most: those that tell most beyond their columns, as
-    about 20,000 training rows show; 0: none."""
+    """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
+    most beyond the better of their columns, in up to 50,000 training rows."""
     columns: int = Field(default=512, ge=1)
     """How many numbers the statistics of an example may be in all; pairs that gain least are left out first."""
     prior: float = Field(default=10.0, gt=0)

@@ -20,8 +20,8 @@ from gdod.data.tables.values import Origin, text
 
 # Of a label with more classes, the most frequent ones have statistics.
 MOST_CLASSES = 20
-# Pairs are chosen by how they do on so many training rows; on fewer if there are many pairs.
-_SAMPLE_ROWS = 20_000
+# If there are too many pairs, they are chosen by how they do on so many training rows; on fewer if they are many.
+_SAMPLE_ROWS = 50_000
 _FEWEST_SAMPLE_ROWS = 5_000
 _PAIRS_OF_WHOLE_SAMPLE = 500
 # Of more columns than this, those that alone explain most are paired.
@@ -107,13 +107,16 @@ def fit_statistics(
         return means
 
     room = options.columns // (len(targets) + 1)
-    singles: list[Source] = [(name,) for name in columns]
-    alone = gains(singles) if len(singles) > room or options.pairs else {}
-    singles = _best(singles, alone, room)
-    paired = [source[0] for source in _best([(name,) for name in columns], alone, _MOST_PAIRED)]
-    candidates: list[Source] = list(combinations(paired, 2)) if min(options.pairs, room - len(singles)) > 0 else []
-    more = {pair: gain - max(0.0, *(alone[(column,)] for column in pair)) for pair, gain in gains(candidates).items()}
-    pairs = _best([pair for pair in candidates if more[pair] > 0], more, min(options.pairs, room - len(singles)))
+    every: list[Source] = [(name,) for name in columns]
+    most = max(0, min(options.pairs, room - len(every)))
+    candidates: list[Source] = list(combinations(columns, 2)) if most else []
+    alone = gains(every) if len(every) > room or len(candidates) > most else {}
+    singles, pairs = _best(every, alone, room), candidates
+    if len(candidates) > most:
+        candidates = list(combinations([column for (column,) in _best(every, alone, _MOST_PAIRED)], 2))
+        # A pair that alone tells less than one of its columns may still add to both, so even those have a rank.
+        beyond = {pair: gain - max(alone[(one,)] for one in pair) for pair, gain in gains(candidates).items()}
+        pairs = _best(candidates, beyond, most)
 
     counted = fitting([*singles, *pairs])
     for rows in source_rows.chunks(parts == TRAIN):
