@@ -99,7 +99,7 @@ def load_data(config: TrainConfig) -> "Dataset":
         folder=data.folder,
         cache=data.cache,
         stream=data.stream,
-        **({} if data.features is None else {"features": data.features}),
+        features=data.features,
         **data.options,
     )
 

@@ -17,7 +17,7 @@ class FeatureOptions(BaseModel):
     pairs: int = Field(default=60, ge=0)
     """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
     most beyond the better of their columns, in up to 50,000 training rows."""
-    columns: int = Field(default=512, ge=1)
+    columns: int = Field(default=128, ge=1)
     """How many numbers the statistics of an example may be in all; pairs that gain least are left out first."""
     prior: float = Field(default=10.0, gt=0)
     """How many rows the rate of all rows counts for in the statistics of each value."""
@@ -28,7 +28,7 @@ class FeatureOptions(BaseModel):
     would take too much memory."""
     bins: int = Field(default=32, ge=0)
     """Most bins of the piecewise-linear encoding of a number; 0: numbers stay as they are."""
-    rare: int = Field(default=3, ge=1)
+    rare: int = Field(default=20, ge=1)
     """Values with fewer training rows than this share one id vector, unless the schema says otherwise."""
     missing_flags: bool = True
     """Whether a numeric column with missing values gets a second number that says so."""
