@@ -8,7 +8,7 @@ from tests.models.cases import SCHEMA, TASKS, batch_of, columns
 from torch import Tensor
 
 import gdod
-from gdod.models import Batch, Categorical, Numeric, Schema, Sequence, Task, build
+from gdod.models import Batch, Categorical, Config, Numeric, Schema, Sequence, Task, build
 from gdod.models.features import Features
 
 
@@ -31,7 +31,7 @@ def test_a_batch_can_be_cut_and_moved() -> None:
 
 
 def test_features_are_the_vectors_of_each_field_side_by_side() -> None:
-    features = Features(SCHEMA, dim=2)
+    features = Features(SCHEMA, Config(embedding=2))
     batch = batch_of(9)
     assert features.table is not None
     tables = features.table.weight.split([6, 4, 41])  # one row more than categories: id 0
@@ -52,7 +52,7 @@ def test_features_are_the_vectors_of_each_field_side_by_side() -> None:
 
 
 def test_an_empty_sequence_is_a_zero_vector() -> None:
-    features = Features(Schema(sequences=[Sequence("seen", 3)]), dim=2)
+    features = Features(Schema(sequences=[Sequence("seen", 3)]), Config(embedding=2))
     weight = features.lists[0].get_parameter("weight")
     torch.nn.init.ones_(weight)
     none = Batch(torch.zeros(2, 0).long(), torch.zeros(2, 0), (torch.tensor([[0, 0], [0, 2]]),))
@@ -61,10 +61,20 @@ def test_an_empty_sequence_is_a_zero_vector() -> None:
 
 
 def test_unseen_ids_start_as_zero_vectors() -> None:
-    features = Features(SCHEMA, dim=3)
+    features = Features(SCHEMA, Config(embedding=3))
     zero = Batch(torch.zeros(1, 3).long(), torch.ones(1, 2), (torch.zeros(1, 4).long(),))
     assert features(zero)[0].tolist() == [0] * 12 + [1, 1]
     assert not bool((features(batch_of(64)) == 0).all(0).any())
+
+
+def test_dropout_of_ids_leaves_numbers_alone() -> None:
+    features, batch = Features(SCHEMA, Config(embedding=2, id_dropout=0.5)), batch_of(64)
+    whole = features.eval()(batch)
+    some = features.train()(batch)
+    dropped = (some == 0) & (whole != 0)
+    assert 0.4 < float(dropped[:, :8].double().mean()) < 0.6
+    torch.testing.assert_close(some[:, :8], torch.where(dropped, 0, 2 * whole)[:, :8])  # their mean stays
+    assert torch.equal(some[:, 8:], batch.numeric)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +105,10 @@ def test_schemas_of_equal_fields_are_equal() -> None:
         (lambda: Schema(["a"]), "Categorical"),  # type: ignore[list-item]
         (lambda: Categorical("a", 0), "cardinality of 'a'=0"),
         (lambda: Sequence("a", 2.5), "cardinality of 'a'=2.5"),  # type: ignore[arg-type]
+        (lambda: Numeric("a", (1.0,)), "bins=(1.0,) of 'a'; expected none, or two or more rising, finite edges"),
+        (lambda: Numeric("a", (0.0, 1.0, 1.0)), "rising"),
+        (lambda: Numeric("a", (0.0, float("nan"))), "rising"),
+        (lambda: Numeric("a", (float("-inf"), 0.0)), "finite"),
         (lambda: Task("a", "ranking"), "'binary', 'regression', 'multiclass'"),  # type: ignore[arg-type]
         (lambda: Task("a", "multiclass"), "at least 2"),
         (lambda: Task("a", classes=3), "kind='multiclass'"),

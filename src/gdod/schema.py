@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
 from gdod._checks import check_choice, check_positive
@@ -40,8 +42,20 @@ class Categorical(_IdField):
     """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
 
 
+@dataclass(frozen=True)
 class Numeric(_Field):
-    """A field with one number for each example, already brought to a scale near 1."""
+    """A field with one number for each example, already brought to a scale near 1.
+
+    With ``bins``, the rising edges of one or more bins, a model sees the number's place in each bin as well:
+    see `gdod.models.piecewise_linear`.
+    """
+
+    bins: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        rising = all(map(isfinite, self.bins)) and all(low < high for low, high in pairwise(self.bins))
+        if len(self.bins) == 1 or not rising:
+            raise InputError(f"bins={self.bins!r} of {self.name!r}; expected none, or two or more rising, finite edges")
 
 
 class Sequence(_IdField):

@@ -54,6 +54,19 @@ def wait_for(happened: Callable[[], bool], seconds: float = 180) -> None:
         time.sleep(0.02)
 
 
+def test_a_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
+    strong = {"recipe": "strong", "epochs": 1, "models": ["shared-bottom"]}
+    for _ in range(2):  # the second time nothing is left to do, and nothing is chosen again
+        compare(plan("sum", "gdod", **strong), "study")
+    for method in ("sum", "gdod"):
+        run = load_run(place / f"study/runs/shared-bottom-{method}-seed0")
+        assert run.config.filled
+        assert run.config.method.name == method
+        assert run.config.average is not None
+        assert run.encoder.added is not None
+        assert run.encoder.added.statistics
+
+
 # The whole of it
 
 

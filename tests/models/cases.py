@@ -17,6 +17,9 @@ SCHEMA = Schema(
     numeric=[Numeric("age"), Numeric("one")],
     sequences=[Sequence("seen", 12)],
 )
+BINNED = Schema(
+    SCHEMA.categorical, [Numeric("age", bins=(-1.0, -0.5, 0.0, 0.8, 2.0)), Numeric("one")], SCHEMA.sequences
+)  # takes the batches of SCHEMA
 TASKS = (Task("click"), Task("stay", "regression"), Task("kind", "multiclass", classes=3))
 
 # Name of a form -> model and options. The first of each model has the paper's shape, but smaller.
@@ -46,9 +49,9 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(form: str, tasks: tuple[Task, ...] = TASKS, seed: int = 0, **options: Any) -> Model:
+def build(form: str, tasks: tuple[Task, ...] = TASKS, seed: int = 0, schema: Schema = SCHEMA, **options: Any) -> Model:
     name, own = FORMS[form]
-    return build_model(name, SCHEMA, tasks, seed=seed, **(own | options))
+    return build_model(name, schema, tasks, seed=seed, **(own | options))
 
 
 def columns(size: int, seed: int = 0) -> dict[str, Tensor]:

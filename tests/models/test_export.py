@@ -1,17 +1,23 @@
 """A trained model as a program without Python: the same predictions."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import batch_of, build, losses_of
+from tests.models.cases import BINNED, batch_of, build, losses_of
 
 import gdod
 from gdod.models import MODELS, Model, export
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bins and an ensemble": {"schema": BINNED, "ensemble": 3, "id_dropout": 0.2},
+}
 
-def trained(form: str) -> Model:
-    model = build(form)
+
+def trained(form: str, options: str = "plain") -> Model:
+    model = build(form, **OPTIONS[options])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(3):
         optimizer.zero_grad()
@@ -20,9 +26,10 @@ def trained(form: str) -> Model:
     return model
 
 
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("form", [*MODELS, "mmoe, deep experts"])
-def test_an_exported_model_predicts_the_same(form: str, tmp_path: Path) -> None:
-    model = trained(form)
+def test_an_exported_model_predicts_the_same(form: str, options: str, tmp_path: Path) -> None:
+    model = trained(form, options)
     program = export(model, batch_of(5))
     assert model.training  # as it was
     torch.export.save(program, tmp_path / "model.pt2")
@@ -44,11 +51,12 @@ def test_sequences_of_any_length() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch warns of its own code
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_predicts_the_same(name: str) -> None:
+def test_onnx_predicts_the_same(name: str, options: str) -> None:
     pytest.importorskip("onnxscript", reason="torch's ONNX exporter needs onnxscript")
     onnx = pytest.importorskip("onnx.reference", reason="needs onnx")
-    model = trained(name).eval()
+    model = trained(name, options).eval()
     batch = batch_of(6)
     program = torch.onnx.export(export(model, batch_of(5)))
     assert program is not None

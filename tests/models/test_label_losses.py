@@ -33,6 +33,24 @@ def test_kinds_of_losses() -> None:
     assert all(bool(known.all()) for known in mask.values())
 
 
+def test_the_loss_of_an_ensemble_is_the_mean_of_its_members_losses() -> None:
+    logits = {"click": torch.randn(5, 4), "stay": torch.randn(5, 4), "kind": torch.randn(5, 4, 3)}
+    labels = labels_of(5)
+    labels["stay"][2] = NAN
+    labels["kind"][3] = -1
+    weights = torch.arange(1.0, 6.0)
+    losses, mask = per_example_losses(logits, labels, TASKS, weights=weights)
+    members = [
+        per_example_losses({name: logit[:, j] for name, logit in logits.items()}, labels, TASKS, weights=weights)
+        for j in range(4)
+    ]
+    for task in TASKS:
+        torch.testing.assert_close(
+            losses[task.name], torch.stack([member.losses[task.name] for member in members]).mean(0)
+        )
+        assert torch.equal(mask[task.name], members[0].mask[task.name])
+
+
 def test_missing_labels() -> None:
     logits = {"click": torch.zeros(3), "stay": torch.ones(3), "kind": torch.zeros(3, 3)}
     labels = {

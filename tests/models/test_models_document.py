@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.models import CENSUS, parameters_table
 from tests.models.cases import TASKS
 
-from gdod.models import MODELS, build
+from gdod.models import MODELS, Config, build
 from gdod.models.features import Features
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
@@ -13,7 +13,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 def test_parameters_are_counted_by_the_command() -> None:
     assert parameters_table() in DOCUMENT
-    features = Features(CENSUS, 8)
+    features = Features(CENSUS, Config())
     assert f"vector of {features.width} numbers" in DOCUMENT
     assert f"{sum(p.numel() for p in features.parameters()):,} numbers" in DOCUMENT
 

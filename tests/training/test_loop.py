@@ -17,12 +17,12 @@ import gdod
 from gdod import InputError
 from gdod.data.parts.part import MemoryPart, Part
 from gdod.errors import NonFiniteInputError
-from gdod.models import MODELS, Task, per_example_losses
+from gdod.models import MODELS, Batch, SharedBottom, Task, per_example_losses
 from gdod.ranks import Ranks
 from gdod.training import Interrupted, NonFiniteError, Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 from gdod.training.loop import Trainer
-from gdod.training.minibatch_losses import binary_labels, binary_losses
+from gdod.training.minibatch_losses import binary_labels, binary_losses, minibatch_losses
 from gdod.training.optimizers import Optimizers
 from gdod.training.record import points
 from gdod.training.run import Folder
@@ -126,6 +126,43 @@ def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: 
     assert quick.mask is not None or all(bool(known.all()) for known in mask.values())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_losses_of_an_ensemble_are_averaged(members: int, weighted: bool) -> None:
+    dataset = tiny.dataset()
+    _, labels, weights, _ = next(dataset.train.batches(100))
+    labels, weights = {name: label.nan_to_num(0.0) for name, label in labels.items()}, weights if weighted else None
+    logits = {name: torch.randn(100, members, requires_grad=True) for name in labels}
+    losses = binary_losses(logits, labels, weights)
+    for name, label in labels.items():
+        each = [binary_losses({name: logits[name][:, one]}, {name: label}, weights)[name] for one in range(members)]
+        torch.testing.assert_close(losses[name], torch.stack(each).mean(0))
+    (slope,) = torch.autograd.grad(losses["click"].sum(), logits["click"])
+    expected = (logits["click"].detach().sigmoid() - labels["click"].unsqueeze(1)) / members
+    torch.testing.assert_close(slope, expected if weights is None else expected * weights.unsqueeze(1))
+
+
+def test_a_model_with_several_logits_for_an_example_trains(tmp_path: Path) -> None:
+    class Ensemble(SharedBottom):
+        def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
+            logits = super().forward(batch)
+            if not self.training:
+                return logits
+            return {name: torch.stack([logit, 2 * logit], 1) for name, logit in logits.items()}
+
+    dataset = tiny.dataset()
+    model = Ensemble(dataset.schema, dataset.tasks)
+    minibatch = next(dataset.train.batches(50))
+    losses, _ = minibatch_losses(model, minibatch, torch.device("cpu"))
+    assert {name: loss.shape for name, loss in losses.items()} == {"click": (50,), "buy": (50,)}
+    working = Trainer(
+        tiny.config(steps=3), dataset, model, gdod.GDOD(), Folder(tmp_path / "run"),
+        device=torch.device("cpu"), progress=Silent(),
+    )  # fmt: skip
+    working._step(minibatch, 1, conflict=True)
+    assert len(working._unread_losses) == 1
+
+
 def with_labels(part: Part, change: Callable[[torch.Tensor], torch.Tensor]) -> MemoryPart:
     assert isinstance(part, MemoryPart)
     return dataclasses.replace(part, examples=part.examples._replace(labels=change(part.examples.labels)))
@@ -178,6 +215,36 @@ def test_sparse_tables_move_only_where_ids_occur() -> None:
     moved = (table.detach() != before).any(1)
     assert int(moved.sum()) <= len(minibatch.batch.categorical[0])
     assert bool(moved.any())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_id_tables_matrices_and_biases_decay_each_in_their_way(model: str) -> None:
+    dataset = tiny.dataset()
+    built = gdod.models.build(model, dataset.schema, dataset.tasks)
+    settings = {"name": "adamw", "lr": 0.5, "weight_decay": 0.1, "id_decay": 0.01}
+    optimizers = Optimizers(built, tiny.config(optimizer=settings).optimizer)
+    (optimizer,) = optimizers.all
+    assert all(group["fused"] for group in optimizer.param_groups)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(built.parameters()))
+    before = {name: parameter.detach().clone() for name, parameter in built.named_parameters()}
+    for parameter in built.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # so that nothing but decay moves it
+    optimizers.set_lr(0.2)
+    optimizers.step()
+    for name, parameter in built.named_parameters():
+        decay = 0.1 if name.endswith("weight") else 0.0
+        if "features" in name:
+            decay = 0.01
+        torch.testing.assert_close(parameter.detach(), before[name] * (1 - 0.1 * decay), msg=name)
+
+
+def test_without_a_decay_of_id_tables_all_decay_alike() -> None:
+    dataset = tiny.dataset()
+    built = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
+    for name in ("adam", "adamw"):
+        config = tiny.config(optimizer={"name": name, "weight_decay": 0.1}).optimizer
+        (group,) = Optimizers(built, config).all[0].param_groups
+        assert group["weight_decay"] == 0.1
 
 
 def test_clipping_sparse_and_dense_gradients_is_that_of_torch() -> None:

@@ -132,6 +132,33 @@ def test_several_train_as_one_does(tmp_path: Path, ranks: int) -> None:
     assert not list((tmp_path / "several").rglob(".*.part"))
 
 
+def test_several_average_their_weights_as_one_does(tmp_path: Path) -> None:
+    given = settings(average=0.9, method="sum", optimizer={"name": "adamw", "lr": 0.01, "id_decay": 0.1})
+    alone(tmp_path / "one", given)
+    together.together(2, tmp_path, training, given, tmp_path / "whole")
+    check_close(tmp_path / "whole", tmp_path / "one")
+    averages = [load(tmp_path / name / "checkpoints" / "last.pt")["average"] for name in ("whole", "one")]
+    for name, values in averages[0].items():
+        torch.testing.assert_close(values, averages[1][name], rtol=1e-3, atol=1e-4)
+    together.together(2, tmp_path, training, given, tmp_path / "run", Wrong(1, 9, "signal"))
+    together.together(2, tmp_path, training, given, tmp_path / "run")
+    check_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_several_follow_a_recipe_as_one_does(tmp_path: Path) -> None:
+    given = TrainConfig.model_validate(
+        {
+            "recipe": "strong", "data": {"source": "tiny", "features": None}, "model": {"options": {"dropout": 0.0}},
+            "epochs": 2, "log_every": 7, "threads": 1, "device": "cpu", "tensorboard": False,
+        }
+    ).model_dump(mode="json")  # fmt: skip
+    alone(tmp_path / "one", given)
+    results = together.together(2, tmp_path, training, given, tmp_path / "several", None, Said(tmp_path / "said.txt"))
+    assert all(isinstance(result, dict) and result == results[0] for result in results), results
+    check_close(tmp_path / "several", tmp_path / "one")
+    assert "batch size 64" in (tmp_path / "said.txt").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",

@@ -51,7 +51,7 @@ def test_it_says_everything_about_itself(run: Path) -> None:
 
 def test_the_configuration_is_complete_and_reads_back(run: Path) -> None:
     stored = json.loads((run / "config.json").read_text())
-    assert stored["optimizer"] == {"name": "adam", "lr": 0.01, "weight_decay": 0.0, "momentum": 0.0}
+    assert stored["optimizer"] == {"name": "adam", "lr": 0.01, "weight_decay": 0.0, "id_decay": None, "momentum": 0.0}
     assert Folder(run).read_config().model_dump(mode="json") == stored
 
 

@@ -52,7 +52,7 @@ def start(ranks: int, folder: Path, work: Work, *arguments: Any, timeout: float 
     context.set_forkserver_preload(["torch._dynamo", "gdod.training.train_run", "gdod.data"])
     place = folder / uuid.uuid4().hex
     place.mkdir(parents=True)
-    processes = [
+    processes: list[BaseProcess] = [
         context.Process(target=_process, args=(rank, ranks, str(place), timeout, work, arguments), name=f"rank {rank}")
         for rank in range(ranks)
     ]

@@ -40,6 +40,7 @@ Examples:
 """
 
 _SETTINGS = {
+    "recipe": "recipe",
     "model": "model.name",
     "method": "method.name",
     "weight_decay": "optimizer.weight_decay",
@@ -53,6 +54,7 @@ _SETTINGS = {
 def train(
     context: typer.Context,
     config: options.Config = None,
+    recipe: Annotated[str | None, typer.Option(help="What fills settings that you do not give: paper, strong.")] = None,
     data: options.Data = None,
     schema: options.SchemaFile = None,
     label: options.Label = None,
@@ -112,12 +114,16 @@ def _train(
 ) -> None:
     from gdod.ranks.processes import check_nproc, joined, surroundings
     from gdod.training import check, name_of
+    from gdod.training.train_run import preview
 
     place = surroundings()
     check_nproc(nproc, place)
     config = _config(file, settings, out, resume)
     if check_only:
         check(config)
+        config, chosen = preview(config)
+        for sentence in chosen:  # not among the settings, which may go to a file
+            typer.echo(sentence, err=True)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
         return
     folder = out or Path("runs") / name_of(config)

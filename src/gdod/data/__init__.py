@@ -10,6 +10,7 @@ from gdod.data.inspection import Inspection, inspect
 from gdod.data.loading import load, open_prepared, prepare
 from gdod.data.parts.part import MemoryPart, Minibatch, Part
 from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.sets import SOURCES
 from gdod.data.sets.source import RawTables, Source
 from gdod.data.stream import StreamPart
@@ -19,6 +20,7 @@ __all__ = [
     "SOURCES",
     "Dataset",
     "Encoder",
+    "FeatureOptions",
     "Inspection",
     "MemoryPart",
     "Minibatch",

@@ -13,8 +13,9 @@ from gdod._files import read_json
 from gdod.data.dataset import Dataset
 from gdod.data.inspection import inspect
 from gdod.data.parts.part import MemoryPart, Part
-from gdod.data.preparing.cache import build_folder, cache_folder, fingerprint, hash_files, is_whole
+from gdod.data.preparing.cache import FEATURES_VERSION, build_folder, cache_folder, fingerprint, hash_files, is_whole
 from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.pipeline import RawParts, part_file, prepare_into, row_bytes
 from gdod.data.preparing.split import PARTS
 from gdod.data.preparing.stored import examples
@@ -39,6 +40,7 @@ class _Request:
 
     name: str
     fingerprint: str
+    features: FeatureOptions | None
     read: Callable[[Path], RawParts]
     """A function that reads the raw tables; it may keep copies of them in the given folder for a while."""
 
@@ -51,6 +53,7 @@ def load(
     folder: str | Path | None = None,
     cache: str | Path | None = None,
     stream: bool | None = None,
+    features: FeatureOptions | None = None,
     **options: object,
 ) -> Dataset:
     """Return training data from a table of your own, or from a data set with a name.
@@ -69,9 +72,11 @@ def load(
         folder: where the files of a data set with a name are.
         cache: the folder for prepared data. Default: $GDOD_CACHE or ~/.cache/gdod.
         stream: read from disk while it is used instead of from memory. None: if it is large.
+        features: what is made of the columns besides ids and scaled numbers: target statistics, bins, ...; None:
+            nothing.
         options: the options of a data set with a name.
     """
-    prepared = prepare(source, schema=schema, labels=labels, folder=folder, cache=cache, **options)
+    prepared = prepare(source, schema=schema, labels=labels, folder=folder, cache=cache, features=features, **options)
     return open_prepared(prepared, stream=stream)
 
 
@@ -82,11 +87,14 @@ def prepare(
     labels: Iterable[str] = (),
     folder: str | Path | None = None,
     cache: str | Path | None = None,
+    features: FeatureOptions | None = None,
     **options: object,
 ) -> Path:
     """Return the folder with the prepared data, made now if it is not in the cache. Arguments as for `load`."""
     if not isinstance(source, str | Path):
         raise InputError(f"source is a {type(source).__name__}; expected a path, a pattern, or a data set's name")
+    if features is not None and not isinstance(features, FeatureOptions):
+        raise InputError(f"features is a {type(features).__name__}; expected FeatureOptions(...), or None for none")
     root = cache_folder(cache)
     if schema is not None and not isinstance(schema, TableSchema):
         schema = TableSchema.read(schema)
@@ -94,7 +102,7 @@ def prepare(
     if named is not None:
         if labels := tuple(labels):
             raise InputError(f"labels={labels!r} are given, but the data set {source!r} has its own; leave them out")
-        request = _named(named, schema, None if folder is None else Path(folder), options)
+        request = _named(named, schema, None if folder is None else Path(folder), options, features)
     else:
         if options:
             raise InputError(f"the option {next(iter(options))!r} is unknown: {str(source)!r} is a table of your own")
@@ -103,7 +111,7 @@ def prepare(
                 f"folder={str(folder)!r} is for a data set with a name, and {str(source)!r} is none; leave it out, and "
                 "give the path of the table as a whole"
             )
-        request = _files(source, schema, tuple(labels), root, SOURCES)
+        request = _files(source, schema, tuple(labels), root, features)
     target = root / "prepared" / request.fingerprint
     if not is_whole(target):
         build_folder(target, lambda work: _build(work, request))
@@ -113,7 +121,7 @@ def prepare(
 def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
     """Return the data set in a folder that `prepare` has made. ``stream`` as for `load`."""
     about = read_about(folder)
-    encoder = Encoder.from_json(read_json(folder / "encoder.json", _PREPARED))
+    encoder = Encoder.load(folder, _PREPARED)
     if stream is None:
         stream = sum(about["rows"].values()) * row_bytes(encoder) > MEMORY_BYTES
     train, validation, test = (_part(folder / part_file(part), encoder, stream) for part in PARTS)
@@ -152,11 +160,17 @@ def _part(path: Path, encoder: Encoder, stream: bool) -> Part:
 def _build(work: Path, request: _Request) -> None:
     scratch = work / "raw"
     scratch.mkdir()
-    prepare_into(work, request.name, request.fingerprint, request.read(scratch))
+    prepare_into(work, request.name, request.fingerprint, request.read(scratch), request.features)
     rmtree(scratch)
 
 
-def _named(source: Source, schema: TableSchema | None, folder: Path | None, options: dict[str, object]) -> _Request:
+def _named(
+    source: Source,
+    schema: TableSchema | None,
+    folder: Path | None,
+    options: dict[str, object],
+    features: FeatureOptions | None,
+) -> _Request:
     def read(scratch: Path) -> RawParts:
         raw = source.read(folder, options)
         chosen = schema or raw.schema
@@ -172,13 +186,17 @@ def _named(source: Source, schema: TableSchema | None, folder: Path | None, opti
         "input": source.fingerprint(folder, options),
         "schema": None if schema is None else schema.to_json(),
     }
-    return _Request(source.name, fingerprint(values), read)
+    return _Request(source.name, _fingerprint(values, schema, features), features, read)
 
 
 def _files(
-    source: str | Path, schema: TableSchema | None, labels: tuple[str, ...], cache: Path, names: Iterable[str]
+    source: str | Path,
+    schema: TableSchema | None,
+    labels: tuple[str, ...],
+    cache: Path,
+    features: FeatureOptions | None,
 ) -> _Request:
-    files = {"train": _find(source, names)}
+    files = {"train": _find(source, SOURCES)}
     if schema is None:
         schema = inspect(source, labels=labels).schema()
     elif labels:
@@ -217,7 +235,18 @@ def _files(
         "names": {part: [path.suffixes for path in paths] for part, paths in files.items()},
         "schema": chosen.to_json(),
     }
-    return _Request(Path(source).name, fingerprint(values), read)
+    return _Request(Path(source).name, _fingerprint(values, chosen, features), features, read)
+
+
+def _fingerprint(values: dict[str, Any], schema: TableSchema | None, features: FeatureOptions | None) -> str:
+    """Return the fingerprint of values and options; without options it is that of the values alone."""
+    if features is None:
+        return fingerprint(values)
+    # A `rare` that the schema gives is not what the options say, even if it is the default.
+    columns = {} if schema is None else schema.columns
+    own = [name for name, column in columns.items() if "rare" in column.model_fields_set]
+    made = {"version": FEATURES_VERSION, "options": features.model_dump(mode="json"), "rare": own}
+    return fingerprint({**values, "features": made})
 
 
 def _find(source: str | Path, names: Iterable[str]) -> tuple[Path, ...]:

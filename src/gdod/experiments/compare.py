@@ -22,6 +22,7 @@ from gdod.report import Study, load_studies, write_report
 from gdod.training.config import Settings
 from gdod.training.evaluation import check_monitor
 from gdod.training.preflight import differences
+from gdod.training.recipes import as_stored
 from gdod.training.run import Folder, decay_note, versions
 
 if TYPE_CHECKING:
@@ -132,7 +133,13 @@ def prepare_data(config: "TrainConfig") -> "Dataset":
 
     data = config.data
     place = prepare(
-        data.source, schema=data.schema_file, labels=data.labels, folder=data.folder, cache=data.cache, **data.options
+        data.source,
+        schema=data.schema_file,
+        labels=data.labels,
+        folder=data.folder,
+        cache=data.cache,
+        features=data.features,
+        **data.options,
     )
     return open_prepared(place, stream=True)
 
@@ -157,6 +164,7 @@ def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
     if not place.is_run:
         return config
     stored = place.read_config()
+    config = as_stored(config, stored)
     if config.threads is None:
         config = config.model_copy(update={"threads": stored.threads})
     check_same(f"run in {place.path}", stored.model_dump(mode="json"), config.model_dump(mode="json"))

@@ -31,6 +31,11 @@ class Config:
     """The activation after hidden layers: a name in `ACTIVATIONS`."""
     dropout: float = 0.0
     """The share of hidden units that are dropped in training."""
+    id_dropout: float = 0.0
+    """The share of the numbers in the vectors of ids that are dropped in training."""
+    ensemble: int = 1
+    """How many members the model has, which share all weights but their output layers and predict together: see
+    `gdod.models.layers.Members`."""
     sparse: bool = False
     """Whether the gradients of embedding tables are sparse, for an optimizer that takes such gradients."""
 
@@ -39,6 +44,8 @@ class Config:
         self._sizes("tower")
         check_choice("activation", self.activation, ACTIVATIONS)
         check_number("dropout", self.dropout, at_least=0, below=1)
+        check_number("id_dropout", self.id_dropout, at_least=0, below=1)
+        check_positive("ensemble", self.ensemble)
 
     def _sizes(self, name: str, at_least: int = 0) -> None:
         """Check a field of layer sizes, and make a tuple of it."""

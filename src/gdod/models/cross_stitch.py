@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gdod._checks import check_number
 from gdod.models.config import Config
 from gdod.models.features import Features
-from gdod.models.layers import Experts, Stack, activation, linear, mlp
+from gdod.models.layers import Experts, Stack, activation, mlp, output_layer
 from gdod.models.model import Model
 from gdod.schema import Batch, Schema, Task
 
@@ -71,14 +71,14 @@ class CrossStitch(Model):
         config = config or CrossStitchConfig()
         super().__init__(schema, tasks, config)
         count, sizes = len(self.tasks), config.tower
-        self.features = Features(schema, config.embedding, config.sparse)
+        self.features = Features(schema, config)
         self.bottom = mlp(self.features.width, config.bottom, config)
         inputs = (self.features.width, *config.bottom)[-1]
         self.first = Experts(count, inputs, sizes[:1], config)
         self.stacks = nn.ModuleList(Stack(count, *pair) for pair in pairwise(sizes))
         self.activation = nn.Sequential(*activation(config))
         self.stitches = nn.ModuleList(Stitch(count, config.own) for _ in sizes)
-        self.outputs = nn.ModuleList(linear(sizes[-1], task.outputs) for task in self.tasks)
+        self.outputs = nn.ModuleList(output_layer(sizes[-1], task, config) for task in self.tasks)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         x = self.bottom(self.features(batch))  # [B, width] -> [B, in]
@@ -90,7 +90,7 @@ class CrossStitch(Model):
         logits = {}
         for task, output, units in zip(self.tasks, self.outputs, mixed, strict=True):
             logit = output(units)  # [B, outputs]
-            logits[task.name] = logit.squeeze(1) if task.classes is None else logit
+            logits[task.name] = logit.squeeze(-1) if task.classes is None else logit
         return logits
 
     def _private(self, number: int) -> Iterable[nn.Module | nn.Parameter]:

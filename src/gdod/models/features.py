@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from gdod.errors import InputError
+from gdod.models.config import Config
+from gdod.models.layers import Members
+from gdod.models.piecewise_linear import PiecewiseLinear
 from gdod.schema import Batch, Schema
 
 # Small, so that an id without much data behind it starts out near "unknown", which is zero.
@@ -19,14 +22,16 @@ class Features(nn.Module):
 
     All categorical fields lie in one table, one after the other, so that they cost one lookup. Id 0
     of a field starts as a zero vector, and learns where the training data has missing values.
+    Numeric fields with bins become several numbers, and an ensemble of k members [B * k, width].
     """
 
     first: Tensor  # where each field begins in the table [F]
     largest: Tensor  # the largest id of each field [F]
 
-    def __init__(self, schema: Schema, dim: int, sparse: bool = False) -> None:
+    def __init__(self, schema: Schema, config: Config) -> None:
         super().__init__()
         self.schema = schema
+        dim, sparse = config.embedding, config.sparse
         sizes = torch.tensor([field.cardinality + 1 for field in schema.categorical]).long()  # [F]
         self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
         self.register_buffer("largest", sizes - 1, persistent=False)
@@ -36,8 +41,11 @@ class Features(nn.Module):
         self.lists = nn.ModuleList(
             nn.Embedding(field.cardinality + 1, dim, padding_idx=0, sparse=sparse) for field in schema.sequences
         )
+        self.id_dropout = nn.Dropout(config.id_dropout) if config.id_dropout else nn.Identity()
+        binned = any(field.bins for field in schema.numeric)
+        self.encoding = PiecewiseLinear(schema.numeric) if binned else None
         fields = len(schema.categorical) + len(schema.sequences)
-        self.width = fields * dim + len(schema.numeric)
+        self.width = fields * dim + (len(schema.numeric) if self.encoding is None else self.encoding.width)
         with torch.no_grad():
             for weight in self.parameters():
                 weight.normal_(std=_SPREAD)
@@ -45,6 +53,7 @@ class Features(nn.Module):
                 self.table.weight[self.first] = 0
             for table in self.lists:
                 table.get_parameter("weight")[0] = 0
+        self.members = Members(config.ensemble, self.width) if config.ensemble > 1 else None
 
     def forward(self, batch: Batch) -> Tensor:
         if not torch.compiler.is_compiling():
@@ -52,14 +61,15 @@ class Features(nn.Module):
         parts = []
         if self.table is not None:
             ids = batch.categorical + self.first  # [B, F]
-            parts.append(self.table(ids).flatten(1))  # [B, F, d] -> [B, F * d]
+            parts.append(self.id_dropout(self.table(ids).flatten(1)))  # [B, F, d] -> [B, F * d]
         for table, ids in zip(self.lists, batch.sequences, strict=True):
             count = (ids > 0).sum(1, keepdim=True).clamp(min=1)  # [B, 1]
-            parts.append(table(ids).sum(1) / count)  # [B, L, d] -> [B, d]
+            parts.append(self.id_dropout(table(ids).sum(1) / count))  # [B, L, d] -> [B, d]
         if self.schema.numeric:
-            numbers = batch.numeric  # [B, G]
+            numbers = batch.numeric if self.encoding is None else self.encoding(batch.numeric)  # [B, G or more]
             parts.append(numbers.to(parts[0].dtype) if parts else numbers)
-        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # [B, width]
+        x: Tensor = torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # [B, width]
+        return x if self.members is None else self.members(x)  # [B * k, width]
 
     def check(self, batch: Batch) -> None:
         """Raise if a batch does not fit the schema.

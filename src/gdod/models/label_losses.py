@@ -1,6 +1,7 @@
 """The loss of each example, from logits and labels, as `gdod.backward` takes them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ def per_example_losses(
         gdod.backward(losses, mask=mask)
 
     Args:
-        logits: the output of a model.
+        logits: the output of a model: [B] by task name, or [B, classes]; of an ensemble in training [B, k] or
+            [B, k, classes], and the loss of an example is the mean of its members' losses.
         labels: the labels [B] by task name: for a binary task 0 or 1, or a probability; for regression any
             number; for several classes the class, from 0 on. A missing label is nan, or a negative
             class.
@@ -55,13 +57,23 @@ def per_example_losses(
         label = torch.where(labelled, label, 0)  # any label will do where the loss does not count
         if logit.dtype in (torch.float16, torch.bfloat16):
             logit = logit.float()
-        loss = _LOSSES[task.kind](task, logit, label)  # [B]
+        loss = _mean_over_members(partial(_LOSSES[task.kind], task), logit, label, 2 if task.classes else 1)  # [B]
         if weights is not None:
             factor = weights if isinstance(weights, Tensor) else _get("weights", weights, task.name)
             _check_length("weights", task, factor, len(logit))
             loss = loss * factor.to(loss.dtype)
         losses[task.name], known[task.name] = loss, labelled
     return Losses(losses, known)
+
+
+def _mean_over_members(loss: Callable[[Tensor, Tensor], Tensor], logit: Tensor, label: Tensor, dims: int) -> Tensor:
+    """Return the loss of each example [B]; where logits have more than ``dims`` dimensions, the mean over members."""
+    if logit.dim() <= dims:
+        return loss(logit, label)
+    members = logit.shape[1]  # [B, k] or [B, k, classes]
+    losses = loss(logit.flatten(0, 1), label.repeat_interleave(members))  # [B * k]
+    by_member: Tensor = losses.unflatten(0, (-1, members))  # [B, k]
+    return by_member.mean(1)
 
 
 def _binary(task: Task, logit: Tensor, label: Tensor) -> Tensor:

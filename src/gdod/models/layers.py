@@ -1,14 +1,15 @@
 """The layers that models are made of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from math import sqrt
+from math import log, sqrt
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from gdod.models.config import ACTIVATIONS, Config
-from gdod.schema import Task
+from gdod.schema import Kind, Task
 
 
 def glorot(weight: Tensor, inputs: int, outputs: int) -> None:
@@ -42,17 +43,20 @@ def mlp(inputs: int, sizes: Iterable[int], config: Config) -> nn.Sequential:
 
 
 class Tower(nn.Module):
-    """A task's own layers: [B, inputs] -> logits, [B] or, for several classes, [B, classes]."""
+    """A task's own layers: [B, inputs] -> logits, [B] or, for several classes, [B, classes].
+
+    In an ensemble the inputs are [B * k, inputs], and the logits of training are [B, k] or [B, k, classes].
+    """
 
     def __init__(self, inputs: int, task: Task, config: Config) -> None:
         super().__init__()
         self.hidden = mlp(inputs, config.tower, config)
-        self.output = linear((inputs, *config.tower)[-1], task.outputs)
+        self.output = output_layer((inputs, *config.tower)[-1], task, config)
         self.one = task.classes is None
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.output(self.hidden(x))  # [B, outputs]
-        return logits.squeeze(1) if self.one else logits
+        return logits.squeeze(-1) if self.one else logits
 
 
 class Stack(nn.Module):
@@ -68,6 +72,67 @@ class Stack(nn.Module):
         if self.bias is None:
             return torch.bmm(x, self.weight)  # [E, B, in] x [E, in, out] -> [E, B, out]
         return torch.baddbmm(self.bias, x, self.weight)  # as above, + [E, 1, out]
+
+
+class Members(nn.Module):
+    """Make an ensemble of k members of all layers that follow: [B, width] -> [B * k, width].
+
+    As in TabM-mini (Gorishniy, Kotelnikov, Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient
+    Ensembling", ICLR 2025) member j sees the input times a vector r_j of its own, of random signs at the start, and has
+    output layers of its own (`MemberOutputs`); it shares all other weights. Members of an example lie next to each
+    other, so the layers between need not know of them: they see B * k examples.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(2.0 * torch.randint(2, (count, width)) - 1)  # [k, width]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(1) * self.scales).flatten(0, 1)  # [B, 1, width] x [k, width] -> [B * k, width]
+
+
+class MemberOutputs(Stack):
+    """The members' output layers: [B * k, in] -> [B, k, out] in training, where each member has a loss of its own.
+
+    In evaluation they predict together, [B, out]: the logits of the mean of their probabilities, or the mean of their
+    numbers.
+    """
+
+    def __init__(self, count: int, inputs: int, task: Task) -> None:
+        super().__init__(count, inputs, task.outputs)
+        self.mean = _MEANS[task.kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_member = x.unflatten(0, (-1, len(self.weight))).transpose(0, 1)  # [B * k, in] -> [k, B, in]
+        logits = super().forward(by_member).transpose(0, 1)  # [k, B, out] -> [B, k, out]
+        return logits if self.training else self.mean(logits)
+
+
+def _binary_mean(logits: Tensor) -> Tensor:
+    """Return log(mean p / mean(1 - p)), which stays exact where a probability would round to 0 or 1."""
+    return logsigmoid(logits).logsumexp(1) - logsigmoid(-logits).logsumexp(1)
+
+
+def _number_mean(numbers: Tensor) -> Tensor:
+    return numbers.mean(1)
+
+
+def _class_mean(logits: Tensor) -> Tensor:
+    return logits.log_softmax(2).logsumexp(1) - log(logits.shape[1])
+
+
+_MEANS: dict[Kind, Callable[[Tensor], Tensor]] = {  # [B, k, out] -> [B, out]
+    "binary": _binary_mean,
+    "regression": _number_mean,
+    "multiclass": _class_mean,
+}
+
+
+def output_layer(inputs: int, task: Task, config: Config) -> nn.Module:
+    """Return the layer that makes a task's logits, [B, inputs] -> [B, outputs], or those of an ensemble's members."""
+    if config.ensemble == 1:
+        return linear(inputs, task.outputs)
+    return MemberOutputs(config.ensemble, inputs, task)
 
 
 class Experts(nn.Module):

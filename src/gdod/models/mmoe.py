@@ -44,7 +44,7 @@ class MMoE(Model):
     def __init__(self, schema: Schema, tasks: Iterable[Task], config: MMoEConfig | None = None) -> None:
         config = config or MMoEConfig()
         super().__init__(schema, tasks, config)
-        self.features = Features(schema, config.embedding, config.sparse)
+        self.features = Features(schema, config)
         width = self.features.width
         self.experts = Experts(config.experts, width, config.expert, config)
         self.gates = nn.ModuleList(Gate(width, config.experts) for _ in self.tasks)

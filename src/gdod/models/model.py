@@ -36,7 +36,10 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the logits by task name: [B], or [B, classes] for a task with several classes."""
+        """Return the logits by task name: [B], or [B, classes] for a task with several classes.
+
+        An ensemble of k members returns [B, k] or [B, k, classes] in training, and one prediction in evaluation.
+        """
 
     @abstractmethod
     def _private(self, number: int) -> Iterable[nn.Module | nn.Parameter]:

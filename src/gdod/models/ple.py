@@ -100,7 +100,7 @@ class PLE(Model):
     def __init__(self, schema: Schema, tasks: Iterable[Task], config: PLEConfig | None = None) -> None:
         config = config or PLEConfig()
         super().__init__(schema, tasks, config)
-        self.features = Features(schema, config.embedding, config.sparse)
+        self.features = Features(schema, config)
         count, outputs = len(self.tasks), config.expert[-1]
         widths = [self.features.width] + [outputs] * (config.levels - 1)
         self.levels = nn.ModuleList(

@@ -36,7 +36,7 @@ class SharedBottom(Model):
     def __init__(self, schema: Schema, tasks: Iterable[Task], config: SharedBottomConfig | None = None) -> None:
         config = config or SharedBottomConfig()
         super().__init__(schema, tasks, config)
-        self.features = Features(schema, config.embedding, config.sparse)
+        self.features = Features(schema, config)
         self.bottom = mlp(self.features.width, config.bottom, config)
         outputs = (self.features.width, *config.bottom)[-1]
         self.towers = nn.ModuleList(Tower(outputs, task, config) for task in self.tasks)

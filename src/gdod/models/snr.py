@@ -124,7 +124,7 @@ class SNR(Model):
         super().__init__(schema, tasks, config)
         count, width, between = config.subnetworks, config.width, range(config.levels - 1)
         self.l0 = config.l0
-        self.features = Features(schema, config.embedding, config.sparse)
+        self.features = Features(schema, config)
         self.first = Experts(count, self.features.width, [width], config)
         self.routings = nn.ModuleList(Routing(count, count, config) for _ in between)
         self.subnetworks = nn.ModuleList(Stack(count, width, width) for _ in between)

@@ -3,11 +3,22 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gdod._checks import nearest
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.errors import InputError
 from gdod.yaml_toml import parse_toml, parse_yaml
 
@@ -43,6 +54,8 @@ class DataConfig(_Part):
     """Whether to read from disk while training instead of from memory; None: if the data is large."""
     options: dict[str, Any] = {}
     """Options of the named data set, such as `rows: 1000`."""
+    features: FeatureOptions | None = None
+    """What is made of the columns besides ids and numbers, such as target statistics; None: nothing."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -50,7 +63,7 @@ class DataConfig(_Part):
     @classmethod
     def _no_other_place(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name in options:
-            if name in ("source", "schema", "labels", "folder", "cache", "stream"):
+            if name in ("source", "schema", "labels", "folder", "cache", "stream", "features"):
                 raise ValueError(f"{name!r} stands beside the options, not among them")
         return options
 
@@ -79,6 +92,8 @@ class OptimizerConfig(_Part):
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     """Adamw subtracts it from the weights, the others add it to the gradient; sparse gradients of tables get none."""
+    id_decay: float | None = Field(default=None, ge=0)
+    """The weight decay of id tables, for adamw; biases and the like then have none. None: all have `weight_decay`."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """The momentum of sgd; the others take none."""
 
@@ -86,6 +101,8 @@ class OptimizerConfig(_Part):
     def _check(self) -> "OptimizerConfig":
         if self.momentum and self.name != "sgd":
             raise ValueError(f"momentum={self.momentum} is for sgd, not for {self.name}; leave it out")
+        if self.id_decay is not None and self.name != "adamw":
+            raise ValueError(f"id_decay={self.id_decay} is for adamw, not for {self.name}; leave it out")
         return self
 
 
@@ -123,6 +140,10 @@ class StoppingConfig(_Part):
 class TrainConfig(_Part):
     """All settings of a run."""
 
+    recipe: Literal["paper", "strong"] = "paper"
+    """What fills the settings that are not given: "paper", the defaults here; "strong": see `gdod.training.recipes`."""
+    filled: bool = False
+    """Whether the recipe has filled all settings, as in a run's own configuration; it then chooses nothing more."""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
@@ -140,6 +161,8 @@ class TrainConfig(_Part):
     """Factors of the tasks' losses by task name; 1 for tasks that are left out."""
     sample_weights: bool = True
     """Whether to multiply losses by the weight column, if the data has one."""
+    average: float | None = Field(default=None, gt=0, lt=1)
+    """The decay per step of a moving average of the weights, which is then what is evaluated and used; None: none."""
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     device: str = "auto"
@@ -167,12 +190,31 @@ class TrainConfig(_Part):
     """What to do in a step whose loss or gradient is not finite."""
     tensorboard: bool = True
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _spell_out(cls, settings: object) -> object:
+    def _fill(cls, settings: object, checked: "ModelWrapValidatorHandler[TrainConfig]") -> "TrainConfig":
+        """Spell out short forms, and fill in what the recipe chooses, which does not count as given."""
         if not isinstance(settings, Mapping):
-            return settings
-        return {name: _spelled_out(name, value) for name, value in settings.items()}
+            return checked(settings)
+        settings = {name: _spelled_out(name, value) for name, value in settings.items()}
+        if settings.get("recipe") != "strong" or settings.get("filled"):
+            return checked(settings)
+        from gdod.training.recipes import fixed_settings  # it reads and makes configurations
+
+        given = {name: _given(value) if isinstance(value, _Part) else value for name, value in settings.items()}
+        chosen = fixed_settings(given)
+        config = checked(merged(chosen, given))
+        for name, value in chosen.items():
+            part = getattr(config, name)
+            if isinstance(part, _Part):
+                part.model_fields_set.difference_update(value)
+        config.model_fields_set.difference_update(chosen.keys() - given.keys())
+        return config
+
+    @model_serializer(mode="wrap")
+    def _write_given(self, whole: SerializerFunctionWrapHandler) -> Settings:
+        """Return the settings, without those that the recipe has yet to choose: it still can when they are read."""
+        return whole(self) if self.recipe == "paper" or self.filled else _only_given(self, whole(self))
 
     @field_validator("task_weights", mode="before")
     @classmethod
@@ -189,6 +231,21 @@ class TrainConfig(_Part):
                 "since conflict is recorded at log times"
             )
         return self
+
+
+def _only_given(part: BaseModel, settings: Settings) -> Settings:
+    """Return the written settings of a part without those that were not given, also in the parts of it."""
+    written: Settings = {}
+    for name, field in type(part).model_fields.items():
+        key = name if name in settings else field.alias
+        if name in part.model_fields_set and key in settings:
+            value = getattr(part, name)
+            written[key] = _only_given(value, settings[key]) if isinstance(value, _Part) else settings[key]
+    return written
+
+
+def _given(part: BaseModel) -> Settings:
+    return part.model_dump(exclude_unset=True, by_alias=True)
 
 
 def read_config(file: Path | None = None, options: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -317,7 +374,9 @@ def _fields(path: Sequence[str]) -> list[str]:
     for name in path:
         field = model.model_fields.get(name)
         annotation = None if field is None else field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        models = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
+        models = [one for one in models if issubclass(one, BaseModel)]
+        if not models:
             return []
-        model = annotation
+        model = models[0]
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -26,6 +26,7 @@ from gdod.methods import Method
 from gdod.models import Model
 from gdod.ranks import Ranks
 from gdod.training import checkpoint
+from gdod.training.averaging import Average
 from gdod.training.config import TrainConfig
 from gdod.training.evaluation import Metrics, monitored_score, predict_part
 from gdod.training.interruption import Interrupted, NonFiniteError, StopRequest
@@ -84,6 +85,7 @@ class Trainer:
         self.config, self.dataset, self.model, self.method = config, dataset, model.to(device), method
         self.folder, self.device, self.progress, self.ranks = folder, device, progress, ranks or Ranks()
         self.optimizers = Optimizers(model, config.optimizer)
+        self.average = None if config.average is None else Average(self.model, config.average)
         self.order_seed = seed_for("order", config.seed)
         self.epoch_steps = dataset.train.steps(config.batch, ranks=self.ranks.size)
         self.total = config.steps or max(1, round((config.epochs or 1) * self.epoch_steps))
@@ -99,6 +101,8 @@ class Trainer:
     def resume(self, content: Mapping[str, Any]) -> None:
         """Continue from the content of a checkpoint."""
         self.model.load_state_dict(content["model"])
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
         self.optimizers.load_state(content["optimizers"])
         self.method.load_state_dict(content["method"])
         self.state = State(**content["state"])
@@ -153,6 +157,8 @@ class Trainer:
             logs = step % config.log_every == 0 or step == self.total
             info = self._step(minibatch, step, conflict=logs and self._records_conflict(step))
             state.step = step
+            if self.average is not None:
+                self.average.update(self.model, step, last=step == self.total)
             took = time.perf_counter() - start
             state.seconds += took
             self.times.append(took)
@@ -295,6 +301,11 @@ class Trainer:
         self.save(best=best)
         return True
 
+    @property
+    def evaluated_model(self) -> Model:
+        """The model that is evaluated and kept if it is the best: that of the averaged weights if there are any."""
+        return self.model if self.average is None else self.average.model
+
     def _measure(self, stop_request: StopRequest) -> dict[str, Metrics] | None:
         """Return the metrics of each part that is to be evaluated; None if a rank was asked to stop."""
         config, dataset = self.config, self.dataset
@@ -303,7 +314,7 @@ class Trainer:
         for name, part in parts.items():
             if len(part):
                 predictions = predict_part(
-                    self.model, part, config.evaluation_batch, self.device, stop_request.__bool__, self.ranks
+                    self.evaluated_model, part, config.evaluation_batch, self.device, stop_request.__bool__, self.ranks
                 )
                 if predictions is None:
                     return None
@@ -352,7 +363,7 @@ class Trainer:
         return self.ranks.rank == 0 and logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
     def save(self, *, best: bool = False) -> None:
-        """Write a checkpoint to resume from; with ``best``, also write the weights as the best ones."""
+        """Write a checkpoint to resume from; with ``best``, also write the weights, or their average, as the best."""
         self._read_losses()
         weights = self.model.state_dict()
         if not _all_finite(weights):
@@ -365,11 +376,13 @@ class Trainer:
         assert self.record is not None
         self.state.recorded = self.record.to_disk()
         if best:
-            checkpoint.save(self.folder.best, {"step": self.state.step, "model": weights})
+            best_weights = self.evaluated_model.state_dict()
+            checkpoint.save(self.folder.best, {"step": self.state.step, "model": best_weights})
         checkpoint.save(
             self.folder.last,
             {
                 "model": weights,
+                **({} if self.average is None else {"average": self.average.model.state_dict()}),
                 "optimizers": self.optimizers.state(),
                 "method": self.method.state_dict(),
                 "random": random[0],

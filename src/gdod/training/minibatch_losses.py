@@ -78,11 +78,20 @@ def binary_labels(
 def binary_losses(
     logits: Mapping[str, Tensor], labels: Mapping[str, Tensor], weights: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the log loss of each example by task, [B], times the example's weight [B] if there are weights."""
-    return {
-        name: binary_cross_entropy_with_logits(logits[name].float(), label, weight=weights, reduction="none")
-        for name, label in labels.items()
-    }
+    """Return the log loss of each example by task, [B], times the example's weight [B] if there are weights.
+
+    Logits are [B], or [B, k] from an ensemble of k members, whose losses are averaged.
+    """
+    losses = {}
+    for name, label in labels.items():
+        logit = logits[name].float()
+        if logit.dim() == 1:
+            losses[name] = binary_cross_entropy_with_logits(logit, label, weight=weights, reduction="none")
+        else:
+            several = label.unsqueeze(1).expand_as(logit)  # [B] -> [B, k]
+            loss = binary_cross_entropy_with_logits(logit, several, reduction="none").mean(1)
+            losses[name] = loss if weights is None else loss * weights
+    return losses
 
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -34,7 +34,9 @@ class Optimizers:
             momentum, decay = config.momentum, config.weight_decay
             self.all.append(SGD(self.parameters, config.lr, momentum, weight_decay=decay, fused=fused))
         else:
-            if dense:
+            if config.id_decay is not None:
+                self.all.append(_adamw_by_kind(model, config))
+            elif dense:
                 self.all.append(_adam(dense, config))
             if sparse:
                 self.all.append(SparseAdam(sparse, lr=config.lr))
@@ -105,10 +107,30 @@ def _adam(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_can_fuse(parameters))
 
 
+def _adamw_by_kind(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Return AdamW with a weight decay for the weights of layers, one for id tables, and none for all others."""
+    assert config.id_decay is not None
+    tables = {id(table.weight) for table in _tables(model)}
+    groups: dict[float, list[nn.Parameter]] = {}  # one for each decay: the fewer, the faster
+    parameters = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    for name, parameter in parameters:
+        if id(parameter) in tables:
+            decay = config.id_decay
+        else:
+            # Biases of experts, scales of an ensemble's members and gates have several dimensions, and other names.
+            decay = config.weight_decay if parameter.ndim > 1 and name.endswith("weight") else 0.0
+        groups.setdefault(decay, []).append(parameter)
+    fused = _can_fuse([parameter for _, parameter in parameters])
+    return AdamW([{"params": some, "weight_decay": decay} for decay, some in groups.items()], lr=config.lr, fused=fused)
+
+
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:
     return all(one.device.type in ("cpu", "cuda") and one.is_floating_point() for one in parameters)
 
 
 def _sparse_tables(model: nn.Module) -> list[nn.Parameter]:
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return [table.get_parameter("weight") for table in tables if table.sparse]
+    return [table.get_parameter("weight") for table in _tables(model) if table.sparse]
+
+
+def _tables(model: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
+    return [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]

@@ -179,7 +179,9 @@ class _UnseenColumns:
 
     def look_at(self, chunk: Chunk, encoded: Encoded) -> None:
         for name, first in list(self.first.items()):
-            if (encoded.frame[name].to_numpy() > 0).any():
+            # Of a known value that is rare, the id is 0.
+            known = len(encoded.frame) - encoded.missing[name] - encoded.unknown[name]
+            if known > 0 or (encoded.frame[name].to_numpy() > 0).any():
                 del self.first[name]
             elif first is None and encoded.unknown[name]:
                 self.first[name] = str(chunk.frame[name].drop_nulls().first())

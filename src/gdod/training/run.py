@@ -39,6 +39,7 @@ class Folder:
         self.config = path / "config.json"
         self.about = path / "about.json"
         self.encoder = path / "encoder.json"
+        self.statistics = path / "statistics.parquet"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.pt"
@@ -70,9 +71,15 @@ def resume_command(folder: Path) -> str:
 
 
 def about(
-    config: TrainConfig, dataset: "Dataset", model: nn.Module, device: torch.device, ranks: int, command: Sequence[str]
+    config: TrainConfig,
+    dataset: "Dataset",
+    model: nn.Module,
+    device: torch.device,
+    ranks: int,
+    command: Sequence[str],
+    chosen: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the content of `about.json`: what is run on which data, and with which versions."""
+    """Return the content of `about.json`: what is run on which data, with which versions, and what a recipe chose."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "command": list(command),
@@ -92,6 +99,7 @@ def about(
         "threads": torch.get_num_threads(),
         "device": str(device),
         "precision": config.precision,
+        **({"recipe": {"name": config.recipe, "chosen": list(chosen)}} if chosen else {}),
     }
 
 
@@ -161,13 +169,13 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         raise InputError(f"{folder.path} is no run: it has no config.json; expected a folder that gdod train wrote")
     config = folder.read_config()
     try:
-        encoder = Encoder.from_json(read_json(folder.encoder, "how the run's tables become ids"))
+        encoder = Encoder.load(folder.path, "how the run's tables become ids")
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
     model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))
     content = checkpoint.load(folder.best if weights == "best" else folder.last)
     try:
-        model.load_state_dict(content["model"])
+        model.load_state_dict(content.get("average", content["model"]))  # "last" as it was evaluated, too
     except (KeyError, RuntimeError) as error:
         raise InputError(f"the checkpoint in {folder.path} does not fit its configuration: {error}") from error
     step = content["step"] if "step" in content else content["state"]["step"]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from gdod.training.evaluation import predict_part
 from gdod.training.loop import Trainer
 from gdod.training.preflight import absolute_paths, check, check_data, check_folder
 from gdod.training.progress import Progress, Silent
+from gdod.training.recipes import TableSize, apply_recipe, as_stored
 from gdod.training.record import Curves, Record, finite
 from gdod.training.run import Folder, about, decay_note, model_options
 from gdod.training.seeds import seed_for, seeded_method
@@ -63,6 +65,7 @@ def train(
     progress = progress if progress is not None and ranks.rank == 0 else Silent()
     if dataset is None:
         config = absolute_paths(config)
+    config = ranks.agree(partial(_as_begun, config, folder))
     device = ranks.agree(lambda: _checked_device(config, ranks))
     if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
         return result
@@ -72,12 +75,15 @@ def train(
         dataset = ranks.in_turns(lambda: load_data(config))
     for note in dataset.notes:
         progress.say(f"data: {note}")
+    config, chosen = ranks.agree(partial(_with_recipe, config, dataset))
+    for sentence in chosen:
+        progress.say(sentence)
     if (undecayed := decay_note(config)) is not None:
         progress.say(undecayed)
     trainer = ranks.agree(lambda: _trainer(config, dataset, folder, device, progress, ranks))
     if ranks.first(lambda: _prepare_folder(trainer)):
         ranks.agree(lambda: trainer.resume(_load(trainer, folder.last)))
-    ranks.first(lambda: _describe(trainer, command))
+    ranks.first(lambda: _describe(trainer, command, chosen))
     return _finish(trainer, _run(trainer))
 
 
@@ -93,8 +99,29 @@ def load_data(config: TrainConfig) -> "Dataset":
         folder=data.folder,
         cache=data.cache,
         stream=data.stream,
+        features=data.features,
         **data.options,
     )
+
+
+def _as_begun(config: TrainConfig, folder: Folder) -> TrainConfig:
+    """Return the configuration; what a recipe is to choose is as the run in the folder has it, if there is one."""
+    return as_stored(config, folder.read_config()) if folder.is_run and config.recipe != "paper" else config
+
+
+def preview(config: TrainConfig) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Return the configuration as a new run would use it, and sentences on what its recipe chose.
+
+    A recipe that goes by the data needs it to be prepared, after which it is in the cache.
+    """
+    return (config, ()) if config.recipe == "paper" else _with_recipe(config, load_data(config))
+
+
+def _with_recipe(config: TrainConfig, dataset: "Dataset") -> tuple[TrainConfig, tuple[str, ...]]:
+    full, chosen = apply_recipe(config, TableSize.of(dataset))
+    if chosen:
+        check(full)
+    return full, chosen
 
 
 def _checked_device(config: TrainConfig, ranks: Ranks) -> torch.device:
@@ -125,9 +152,11 @@ def _trainer(
 def _prepare_folder(trainer: Trainer) -> bool:
     """Make the folder ready to write to, and return whether it holds a checkpoint to resume from."""
     folder = trainer.folder
-    # Weights in the best checkpoint; weights and two moments in the last one, and in the one that is being written.
+    # Weights in the best checkpoint; weights, their average if there is one, and two moments in the last one, and in
+    # the one that is being written.
     weights = sum(one.numel() * one.element_size() for one in trainer.model.parameters())
-    check_space(folder.path, (1 + 3 + 3) * weights + _RECORD_BYTES)
+    copies = 3 if trainer.average is None else 4
+    check_space(folder.path, (1 + 2 * copies) * weights + _RECORD_BYTES)
     make_folder(folder.checkpoints)
     for place in (folder.path, folder.checkpoints):
         remove_parts(place)
@@ -141,13 +170,14 @@ def _load(trainer: Trainer, path: Path) -> dict[str, Any]:
     return checkpoint.load(path, trainer.device)
 
 
-def _describe(trainer: Trainer, command: Sequence[str] | None) -> None:
+def _describe(trainer: Trainer, command: Sequence[str] | None, chosen: Sequence[str]) -> None:
     """Write the files that describe the run; if they are there, add the number of ranks it is resumed with."""
     folder, config, ranks = trainer.folder, trainer.config, trainer.ranks.size
     if not folder.is_run or not folder.about.exists():
-        write_json(folder.encoder, trainer.dataset.encoder.to_json())
+        trainer.dataset.encoder.save(folder.path, indent=2)
         started_with = sys.argv if command is None else command
-        write_json(folder.about, about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with))
+        description = about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with, chosen)
+        write_json(folder.about, description)
         write_json(folder.config, config.model_dump(mode="json"))  # last: it makes the folder a run
         return
     known = read_json(folder.about, "a description of the run")

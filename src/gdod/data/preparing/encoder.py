@@ -1,15 +1,23 @@
 """Turn raw tables into ids and numbers, with what was fitted on the training part."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from gdod._checks import listed
+from gdod._files import read_json, write_text
 from gdod.data.parts.part import MemoryPart
+from gdod.data.preparing.added_fields import AddedFields
 from gdod.data.preparing.scaling import Scaling
 from gdod.data.preparing.stored import examples
+from gdod.data.preparing.target_statistics import Source, keys_of
 from gdod.data.preparing.vocabulary import Vocabulary
 from gdod.data.tables.columns import label_values, list_texts, padded, weight_values
 from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn, TableSchema
@@ -18,6 +26,12 @@ from gdod.errors import InputError
 from gdod.schema import Categorical, Numeric, Schema, Sequence, Task
 
 FORMAT = 1
+# With added fields, which a version that knows only the first format must not ignore.
+FORMAT_WITH_ADDED_FIELDS = 2
+_FILE, _STATISTICS = "encoder.json", "statistics.parquet"
+
+Ids = Mapping[str, NDArray[np.int64]]
+"""The ids of categorical columns, rare values among them, and `Encoder.largest_ids` for unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +61,31 @@ class Encoder:
     """The length of the longest sequence in the training part, but no more than the schema allows."""
     weight: float = 1.0
     """The mean weight in the training part."""
+    added: AddedFields | None = None
+    """Numeric fields besides those of the columns, as `FeatureOptions` asked for them; None: no options were given."""
 
     @property
     def model_schema(self) -> Schema:
         """The fields of the model's input, for `gdod.models.build`."""
-        of, sizes = self.table_schema.of, self.vocabularies
+        of, sizes = self.table_schema.of, {name: values.cardinality for name, values in self.vocabularies.items()}
+        if self.added is not None:
+            sizes |= {name: max(1, kept) for name, kept in self.added.kept.items()}
+        bins = self.added.bins if self.added is not None else {}
         return Schema(
-            [Categorical(name, sizes[name].cardinality) for name in of(CategoricalColumn)],
-            [Numeric(name) for name in of(NumericColumn)],
-            [Sequence(name, sizes[name].cardinality) for name in of(SequenceColumn)],
+            [Categorical(name, sizes[name]) for name in of(CategoricalColumn)],
+            [Numeric(name, bins.get(name, ())) for name in self.numeric],
+            [Sequence(name, sizes[name]) for name in of(SequenceColumn)],
         )
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """The names of all numeric fields: first those of the columns, then added ones."""
+        return (*self.table_schema.of(NumericColumn), *self.added_names)
+
+    @cached_property
+    def added_names(self) -> tuple[str, ...]:
+        """The names of the numeric fields that are not columns of the table."""
+        return () if self.added is None else self.added.names(self.table_schema.columns)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -89,34 +118,59 @@ class Encoder:
                 notes.append(f"{name}: {count:,} values that training has not seen")
         return MemoryPart(examples(encoded.frame, self), tuple(self.table_schema.labels), tuple(notes))
 
-    def encode_frame(self, frame: pl.DataFrame, origin: Origin, *, labels: bool = True) -> Encoded:
-        """Return the table as it is stored in Parquet: features, labels and weight, a column each."""
-        counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        columns = [self._feature(name, frame, origin, *counts) for name in self.table_schema.features]
-        if labels:
-            columns += self._labels(frame, origin, counts[0])
-        return Encoded(pl.DataFrame({column.name: column for column in columns}), *counts)
+    def encode_frame(
+        self, frame: pl.DataFrame, origin: Origin, *, labels: bool = True, look_up: "IdsLookUp | None" = None
+    ) -> Encoded:
+        """Return the table as it is stored in Parquet: features, added fields, labels and weight, a column each.
 
-    def _feature(
-        self, name: str, frame: pl.DataFrame, origin: Origin, missing: dict[str, int], unknown: dict[str, int]
-    ) -> pl.Series:
+        ``look_up`` gives the target statistics of these rows; None: they are no training rows, so that their
+        statistics are those of the whole training part.
+        """
+        rows = _Rows(frame, origin)
+        columns = [self._feature(name, rows) for name in self.table_schema.features]
+        if self.added is not None:
+            chosen = look_up or self._statistics
+            numbers = self.added.numbers(rows.gaps, lambda source: chosen(source, rows.ids))
+            columns += [pl.Series(name, values) for name, values in zip(self.added_names, numbers, strict=True)]
+        if labels:
+            columns += self._labels(frame, origin, rows.missing)
+        return Encoded(pl.DataFrame({column.name: column for column in columns}), rows.missing, rows.unknown)
+
+    def _feature(self, name: str, rows: "_Rows") -> pl.Series:
         column, tokens = self.table_schema.columns[name], self.table_schema.file.missing
-        values = _column(frame, name)
+        values = _column(rows.frame, name)
         if isinstance(column, NumericColumn):
-            known = finite_numbers(values, tokens, origin)
-            missing[name] = known.null_count()
+            known = finite_numbers(values, tokens, rows.origin)
+            rows.gaps[name], rows.missing[name] = known.is_null(), known.null_count()
             return pl.Series(name, self.scalings[name].apply(known))
         if isinstance(column, SequenceColumn):
             lists = list_texts(values, column.separator, tokens, column.longest)
             ids = self.vocabularies[name].ids(lists.values)
-            missing[name], unknown[name] = lists.empty, int((ids == 0).sum())
-            matrix = padded(ids, lists.rows, len(frame), self.longest[name])
+            rows.missing[name], rows.unknown[name] = lists.empty, int((ids == 0).sum())
+            matrix = padded(ids, lists.rows, len(rows.frame), self.longest[name])
             return pl.Series(name, matrix, dtype=pl.Array(pl.Int32, self.longest[name]))
         names = text(values, tokens)
         ids = self.vocabularies[name].ids(names)
-        missing[name] = names.null_count()
-        unknown[name] = int((ids == 0).sum()) - missing[name]
-        return pl.Series(name, ids)
+        rows.missing[name] = names.null_count()
+        rows.unknown[name] = int((ids == 0).sum()) - rows.missing[name]
+        if self.added is None:
+            return pl.Series(name, ids)
+        unknown = (ids == 0) & names.is_not_null().to_numpy()
+        rows.ids[name] = np.where(unknown, self.largest_ids[name], ids).astype(np.int64)
+        return pl.Series(name, np.where(ids <= self.added.kept[name], ids, np.int32(0)))
+
+    @property
+    def largest_ids(self) -> dict[str, int]:
+        """The largest id of each categorical and sequence column that statistics tell apart: one for unknown values.
+
+        To the model these are 0, as missing ones are. But what training rows without a value were like says nothing
+        about values that are new.
+        """
+        return {name: len(values) + 1 for name, values in self.vocabularies.items()}
+
+    def _statistics(self, source: Source, ids: Ids) -> NDArray[np.float32]:
+        assert self.added is not None
+        return self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids))
 
     def _labels(self, frame: pl.DataFrame, origin: Origin, missing: dict[str, int]) -> list[pl.Series]:
         """Return the columns of labels and weight, as far as the table has them."""
@@ -135,8 +189,8 @@ class Encoder:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, for `json.dump`. The id of a value is its place in its list, from 1 on."""
-        return {
-            "format": FORMAT,
+        content = {
+            "format": FORMAT if self.added is None else FORMAT_WITH_ADDED_FIELDS,
             "table": self.table_schema.to_json(),
             "vocabularies": {name: values.values.to_list() for name, values in self.vocabularies.items()},
             "scalings": {name: asdict(scaling) for name, scaling in self.scalings.items()},
@@ -144,12 +198,16 @@ class Encoder:
             "longest": dict(self.longest),
             "weight": self.weight,
         }
+        return content if self.added is None else {**content, "added": self.added.to_json()}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Return the encoder that `to_json` made the values of."""
-        if content.get("format") != FORMAT:
-            raise InputError(f"an encoder of format {content.get('format')!r}; this version reads format {FORMAT}")
+    def from_json(cls, content: Mapping[str, Any], statistics: Path | None = None) -> Self:
+        """Return the encoder that `to_json` made the values of; ``statistics`` is the file of its statistics."""
+        if content.get("format") not in (FORMAT, FORMAT_WITH_ADDED_FIELDS):
+            raise InputError(
+                f"an encoder of format {content.get('format')!r}; this version reads formats {FORMAT} and "
+                f"{FORMAT_WITH_ADDED_FIELDS}"
+            )
         return cls(
             TableSchema(**content["table"]),
             {name: Vocabulary(values) for name, values in content["vocabularies"].items()},
@@ -157,7 +215,40 @@ class Encoder:
             {name: tuple(values) for name, values in content["classes"].items()},
             dict(content["longest"]),
             content["weight"],
+            AddedFields.from_json(content["added"], statistics) if "added" in content else None,
         )
+
+    def save(self, folder: Path, *, indent: int | None = None) -> None:
+        """Write encoder.json and, if there are target statistics, statistics.parquet, which it names the checksum of.
+
+        ``indent``: the spaces at the beginning of the lines of JSON; None: all in one line.
+        """
+        content = self.to_json()
+        if self.added is not None and self.added.statistics:
+            content["added"]["checksum"] = self.added.write_statistics(folder / _STATISTICS)
+        lines = json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
+        write_text(folder / _FILE, lines if indent is None else lines + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, what: str = "an encoder, as `Encoder.save` writes it") -> Self:
+        """Return the encoder that `save` wrote; ``what`` the folder should hold is part of the error if it lacks it."""
+        return cls.from_json(read_json(folder / _FILE, what), folder / _STATISTICS)
+
+
+IdsLookUp = Callable[[Source, Ids], NDArray[np.float32]]
+"""Gives the statistics of a source for rows with these ids. [n, T + 1]"""
+
+
+@dataclass
+class _Rows:
+    """Rows that are being encoded, and what their columns turned out to hold."""
+
+    frame: pl.DataFrame
+    origin: Origin
+    ids: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    gaps: dict[str, pl.Series] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
 
 
 def _column(frame: pl.DataFrame, name: str) -> pl.Series:

@@ -3,10 +3,12 @@
 import numpy as np
 import polars as pl
 
+from gdod.data.preparing.added_fields import AddedFields
 from gdod.data.preparing.encoder import Encoder
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.scaling import Moments
 from gdod.data.preparing.split import TRAIN, Parts
-from gdod.data.preparing.vocabulary import VocabularyCounts
+from gdod.data.preparing.vocabulary import Vocabulary, VocabularyCounts
 from gdod.data.tables.columns import label_values, list_texts, weight_values
 from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import CategoricalColumn, LabelColumn, NumericColumn, SequenceColumn, TableSchema
@@ -14,9 +16,12 @@ from gdod.data.tables.values import Origin, finite_numbers, text
 from gdod.errors import InputError
 
 
-def fit(table: RawTable, schema: TableSchema, parts: Parts) -> Encoder:
-    """Return the encoder of the training rows among ``parts`` [n]; memory grows with the vocabularies only."""
-    fitting = _Fitting(schema)
+def fit(table: RawTable, schema: TableSchema, parts: Parts, options: FeatureOptions | None = None) -> Encoder:
+    """Return the encoder of the training rows among ``parts`` [n]; memory grows with the vocabularies only.
+
+    With options it also knows which values are rare and which numbers can be missing, but no statistics yet.
+    """
+    fitting = _Fitting(schema, options)
     first = 0
     for chunk in table.chunks(schema.needed):
         rows = np.flatnonzero(parts[first : first + len(chunk.frame)] == TRAIN)
@@ -29,11 +34,12 @@ def fit(table: RawTable, schema: TableSchema, parts: Parts) -> Encoder:
 class _Fitting:
     """The state of the fit after some chunks of training rows."""
 
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
+    def __init__(self, schema: TableSchema, options: FeatureOptions | None) -> None:
+        self.schema, self.options = schema, options
         named = {**schema.of(CategoricalColumn), **schema.of(SequenceColumn)}
         self.counts = {name: VocabularyCounts(name, column.limit) for name, column in named.items()}
         self.moments = {name: Moments(column.scale) for name, column in schema.of(NumericColumn).items()}
+        self.gaps = dict.fromkeys(self.moments, 0)
         self.longest = dict.fromkeys(schema.of(SequenceColumn), 1)
         self.values = {
             name: VocabularyCounts(name, 1_000)
@@ -53,7 +59,9 @@ class _Fitting:
                 self.counts[name].add(lists.values)
                 self.longest[name] = max(self.longest[name], int(np.bincount(lists.rows).max(initial=0)))
             elif isinstance(column, NumericColumn):
-                self.moments[name].add(finite_numbers(frame[name], missing, origin))
+                known = finite_numbers(frame[name], missing, origin)
+                self.moments[name].add(known)
+                self.gaps[name] += known.null_count()
             elif name in self.values:
                 self.values[name].add(text(frame[name], missing))
         self._add_labels(frame, origin)
@@ -79,6 +87,14 @@ class _Fitting:
             name: counts.vocabulary(self.schema.columns[name].rare)  # type: ignore[union-attr]
             for name, counts in self.counts.items()
         }
+        added = None
+        if self.options is not None:
+            kept = {name: counts.frequent(self._rare(name)) for name, counts in self.counts.items()}
+            for name in vocabularies:
+                # Statistics tell rare values of a categorical column apart; of sequences there are none.
+                values = self.counts[name].values()
+                vocabularies[name] = Vocabulary(values[: kept.pop(name)] if name in self.longest else values)
+            added = AddedFields(kept, tuple(name for name, count in self.gaps.items() if count))
         return Encoder(
             self.schema,
             vocabularies,
@@ -86,7 +102,15 @@ class _Fitting:
             {name: self._classes(name) for name, label in self.schema.labels.items() if label.kind == "multiclass"},
             self.longest,
             self._weight(),
+            added,
         )
+
+    def _rare(self, name: str) -> int:
+        """Return how often a value must occur for an id of its own: as the schema says, or else the options."""
+        assert self.options is not None
+        column = self.schema.columns[name]
+        own: int = column.rare  # type: ignore[union-attr]
+        return own if "rare" in column.model_fields_set else self.options.rare
 
     def _classes(self, name: str) -> tuple[str, ...]:
         listed = self.schema.labels[name].classes

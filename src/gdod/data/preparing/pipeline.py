@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gdod.data.preparing.bins import fit_bins
 from gdod.data.preparing.cache import VERSION
 from gdod.data.preparing.encoder import Encoded, Encoder
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.fit import fit
+from gdod.data.preparing.fit_statistics import TrainingStatistics, fit_statistics
 from gdod.data.preparing.shuffle import Shuffler
 from gdod.data.preparing.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
 from gdod.data.preparing.stored import PartWriter
 from gdod.data.tables.raw_table import RawTable
-from gdod.data.tables.table_schema import SequenceColumn, TableSchema
+from gdod.data.tables.table_schema import NumericColumn, SequenceColumn, TableSchema
 from gdod.errors import InputError
 
 
@@ -36,19 +39,32 @@ def part_file(part: str) -> str:
     return f"{part}-00000.parquet"
 
 
-def prepare_into(folder: Path, name: str, fingerprint: str, raw: RawParts) -> None:
-    """Write the three parts, encoder.json and, last, about.json into the folder."""
+def prepare_into(
+    folder: Path, name: str, fingerprint: str, raw: RawParts, options: FeatureOptions | None = None
+) -> None:
+    """Write the three parts, the encoder's files and, last, about.json into the folder.
+
+    ``options``: what is made of the columns besides ids and scaled numbers; None: nothing.
+    """
     if not raw.schema.labels:
         raise InputError("the schema has no label; give at least one column `type: label`")
     parts, notes = _assign(raw, name)
-    encoder = fit(raw.train, raw.schema, parts)
+    encoder = fit(raw.train, raw.schema, parts, options)
+    training: TrainingStatistics | None = None
+    if options is not None and options.statistics:
+        encoder, training, more = fit_statistics(raw.train, parts, encoder, options)
+        notes += more
     about = [_About() for _ in PARTS]
     with _Writers(folder, int((parts == TRAIN).sum()), encoder) as writers:
-        _encode(raw.train, parts, encoder, writers, about)
+        _encode(raw.train, parts, encoder, writers, about, training)
         for part, table in ((VALIDATION, raw.validation), (TEST, raw.test)):
             if table is not None:
                 _encode(table, np.full(table.rows, part, np.uint8), encoder, writers, about)
-    (folder / "encoder.json").write_text(json.dumps(encoder.to_json(), ensure_ascii=False), "utf-8")
+    if options is not None and options.bins:
+        columns = tuple(encoder.table_schema.of(NumericColumn))
+        bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options.bins)
+        encoder = replace(encoder, added=replace(encoder.added, bins=bins))  # type: ignore[type-var]
+    encoder.save(folder)
     described = {
         "version": VERSION,
         "name": name,
@@ -115,21 +131,29 @@ class _Writers:
 
 def row_bytes(encoder: Encoder) -> int:
     """Return the bytes that an example takes in memory."""
-    single = len(encoder.table_schema.features) + len(encoder.table_schema.labels) + 1
-    return 4 * (single + sum(encoder.longest.values()))
+    fields = len(encoder.table_schema.features) + len(encoder.added_names)
+    return 4 * (fields + len(encoder.table_schema.labels) + 1 + sum(encoder.longest.values()))
 
 
-def _encode(table: RawTable, parts: Parts, encoder: Encoder, writers: _Writers, about: list["_About"]) -> None:
+def _encode(
+    table: RawTable,
+    parts: Parts,
+    encoder: Encoder,
+    writers: _Writers,
+    about: list["_About"],
+    training: TrainingStatistics | None = None,
+) -> None:
     first = 0
     for chunk in table.chunks(encoder.table_schema.needed):
         here = parts[first : first + len(chunk.frame)]
-        first += len(chunk.frame)
         for part in range(len(PARTS)):
             rows = np.flatnonzero(here == part)
             # An empty part gets its columns all the same, so that it can be opened.
-            encoded = encoder.encode_frame(chunk.frame[rows], chunk.origin.of(rows))
+            look_up = training.look_up(first + rows) if training is not None and part == TRAIN else None
+            encoded = encoder.encode_frame(chunk.frame[rows], chunk.origin.of(rows), look_up=look_up)
             about[part].add(encoded, encoder)
             writers.write(part, encoded.frame)
+        first += len(chunk.frame)
 
 
 @dataclass

@@ -65,12 +65,12 @@ def _sizes(rows: int, test: float, validation: float) -> NDArray[np.int64]:
 def _by_time(table: RawTable, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
     """Take the latest rows for test. Rows of the same time stay together; rows without a time are trained on."""
     column = str(split.column)
-    seen: _FirstTimes = {}
+    seen: FirstTimes = {}
 
     def times(values: pl.Series, origin: Origin) -> pl.Series:
-        return _times(values, split.format, missing, origin, seen)
+        return read_times(values, split.format, missing, origin, seen)
 
-    counted = _count(table, column, times, pl.Float64)
+    counted = count_values(table, column, times, pl.Float64)
     counts = counted.drop_nulls().sort("value", descending=True)
     if counts.is_empty():
         raise InputError(f"split by time: column {column!r} is missing in every row")
@@ -85,7 +85,7 @@ def _by_time(table: RawTable, split: Split, missing: tuple[str, ...], test: floa
         return np.where(moments >= bounds[0], TEST, later).astype(np.uint8)
 
     notes = _without(counted, split, table.rows, "are all in the training part")
-    return Assigned(_place(table, column, place), notes + _missed(parts, sizes, split, test, validation))
+    return Assigned(place_rows(table, column, place), notes + _missed(parts, sizes, split, test, validation))
 
 
 def _by_group(table: RawTable, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
@@ -95,7 +95,7 @@ def _by_group(table: RawTable, split: Split, missing: tuple[str, ...], test: flo
     def groups(values: pl.Series, origin: Origin) -> pl.Series:
         return text(values, missing)
 
-    counted = _count(table, column, groups, pl.String)
+    counted = count_values(table, column, groups, pl.String)
     counts = counted.group_by(pl.col("value").fill_null("")).agg(pl.col("count").sum()).sort("value")
     shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
     sizes = counts["count"].to_numpy().astype(np.int64)
@@ -107,7 +107,7 @@ def _by_group(table: RawTable, split: Split, missing: tuple[str, ...], test: flo
         return np.asarray(parts[names.ids(groups(values, origin).fill_null("")) - 1], np.uint8)
 
     notes = _without(counted, split, table.rows, "count as one group")
-    return Assigned(_place(table, column, place), notes + _missed(parts, sizes, split, test, validation))
+    return Assigned(place_rows(table, column, place), notes + _missed(parts, sizes, split, test, validation))
 
 
 def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tuple[str, ...]:
@@ -188,18 +188,24 @@ def _move(parts: Parts, counts: NDArray[np.int64], part: int, below: float) -> N
             parts[smallest] = part
 
 
-def _count(
-    table: RawTable, column: str, read: Callable[[pl.Series, Origin], pl.Series], kind: type[pl.DataType]
+def count_values(
+    table: RawTable,
+    column: str,
+    read: Callable[[pl.Series, Origin], pl.Series],
+    kind: type[pl.DataType],
+    chosen: NDArray[np.bool_] | None = None,
 ) -> pl.DataFrame:
-    """Return how often each value of a column occurs, as ``read`` makes them."""
-    counts = ValueCounts(kind)
+    """Return how often each value of a column occurs, as ``read`` makes them; ``chosen``: in which rows, if not all."""
+    counts, first = ValueCounts(kind), 0
     for chunk in table.chunks([column]):
-        counts.add(read(chunk.frame[column], chunk.origin))
+        values = read(chunk.frame[column], chunk.origin)
+        counts.add(values if chosen is None else values.filter(pl.Series(chosen[first : first + len(values)])))
+        first += len(values)
     return counts.merged()
 
 
-def _place(table: RawTable, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
-    """Return the part of each row of the table, as ``place`` tells from the values of a column."""
+def place_rows(table: RawTable, column: str, place: Callable[[pl.Series, Origin], Parts]) -> Parts:
+    """Return a byte for each row of the table, its part or fold, as ``place`` tells from the values of a column."""
     parts = np.empty(table.rows, np.uint8)
     first = 0
     for chunk in table.chunks([column]):
@@ -208,11 +214,11 @@ def _place(table: RawTable, column: str, place: Callable[[pl.Series, Origin], Pa
     return parts
 
 
-_FirstTimes = dict[str, tuple[str, Origin, int]]  # the first of the numbers and of the dates, and where it stands
+FirstTimes = dict[str, tuple[str, Origin, int]]  # the first of the numbers and of the dates, and where it stands
 
 
-def _times(
-    column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin, seen: _FirstTimes
+def read_times(
+    column: pl.Series, format: str | None, missing: tuple[str, ...], origin: Origin, seen: FirstTimes
 ) -> pl.Series:
     """Return times as float64: as they are if they are numbers or spans, otherwise microseconds.
 
@@ -235,7 +241,7 @@ def _times(
     return times
 
 
-def _plain(written: pl.Series, origin: Origin, seen: _FirstTimes) -> pl.Series:
+def _plain(written: pl.Series, origin: Origin, seen: FirstTimes) -> pl.Series:
     """Return numbers as they are, or ISO dates as microseconds; null for text that is neither."""
     plain = written.cast(pl.Float64, strict=False)
     dates = plain.clear(len(plain))  # all null

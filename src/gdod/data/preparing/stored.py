@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdod.data.parts.part import Examples
 from gdod.data.tables.frames import arrow
-from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn
+from gdod.data.tables.table_schema import CategoricalColumn, SequenceColumn
 
 if TYPE_CHECKING:
     from gdod.data.preparing.encoder import Encoder
@@ -29,8 +29,8 @@ def examples(frame: pl.DataFrame, encoder: Encoder) -> Examples:
     ids = np.empty((size, len(schema.of(CategoricalColumn))), np.int32)
     for at, name in enumerate(schema.of(CategoricalColumn)):
         ids[:, at] = frame[name].to_numpy()
-    values = np.empty((size, len(schema.of(NumericColumn))), np.float32)
-    for at, name in enumerate(schema.of(NumericColumn)):
+    values = np.empty((size, len(encoder.numeric)), np.float32)
+    for at, name in enumerate(encoder.numeric):
         values[:, at] = frame[name].to_numpy()
     labels = np.full((len(schema.labels), size), np.nan, np.float32)
     for at, name in enumerate(schema.labels):

@@ -124,13 +124,21 @@ class VocabularyCounts(ValueCounts):
                 f"column {self.name!r} has {distinct:,} different values in {self.rows:,} training rows, so it "
                 f"cannot tell one example about another; {_what_to_do(False)}"
             )
-        kept = counted.filter(pl.col("count") >= rare).sort(["count", "value"], descending=[True, False])
-        if distinct and not len(kept):
+        kept = self.frequent(rare)
+        if distinct and not kept:
             raise InputError(
                 f"column {self.name!r}: none of its {distinct:,} values occurs {rare} times in the "
                 f"{self.rows:,} training rows, so `rare: {rare}` leaves nothing; lower it, or use `type: ignore`"
             )
-        return Vocabulary(kept["value"])
+        return Vocabulary(self.values()[:kept])
+
+    def values(self) -> pl.Series:
+        """Return all values in the order of their ids, rare ones too."""
+        return self.merged().sort(["count", "value"], descending=[True, False])["value"]
+
+    def frequent(self, rare: int) -> int:
+        """Return how many values occur at least ``rare`` times; their ids are the first ones."""
+        return int((self.merged()["count"] >= rare).sum())
 
 
 def _what_to_do(limited: bool) -> str:

@@ -1,0 +1,34 @@
+"""How the columns of a table become the inputs of a model, besides what the schema says."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FeatureOptions(BaseModel):
+    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1.
+
+    Besides what can be set here, a numeric column with missing values in the training part gets a field that says
+    where they are. Sequence columns have no statistics yet.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    statistics: bool = True
+    """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
+    pairs: int = Field(default=60, ge=0)
+    """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
+    most beyond the better of their columns, in up to 50,000 training rows."""
+    columns: int = Field(default=128, ge=1)
+    """How many numbers the statistics of an example may be in all; pairs that gain least are left out first."""
+    prior: float = Field(default=10.0, gt=0)
+    """How many rows the rate of all rows counts for in the statistics of each value."""
+    folds: int = Field(default=10, ge=2, le=64)
+    """Into how many folds the training rows are cut, so that none sees its own label."""
+    keys: int = Field(default=1_000_000, ge=1)
+    """Different values of a column or pair above which they share buckets; fewer if all statistics together
+    would take too much memory."""
+    bins: int = Field(default=32, ge=0)
+    """Most bins of the piecewise-linear encoding of a number; 0: numbers stay as they are."""
+    rare: int = Field(default=20, ge=1)
+    """Values with fewer training rows than this share one id vector, unless the schema says otherwise."""
+    missing_flags: bool = True
+    """Whether a numeric column with missing values gets a second number that says so."""

@@ -1,0 +1,221 @@
+"""Fit target statistics to the training rows of a table: choose columns and pairs of them, and count their labels."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gdod.data.preparing.encoder import Encoder, Ids, IdsLookUp
+from gdod.data.preparing.feature_options import FeatureOptions
+from gdod.data.preparing.folds import assign_folds
+from gdod.data.preparing.split import TRAIN, Parts
+from gdod.data.preparing.target_statistics import Fitting, Folds, Source, SourceTable, Target
+from gdod.data.tables.columns import label_values, weight_values
+from gdod.data.tables.raw_table import RawTable
+from gdod.data.tables.table_schema import CategoricalColumn
+from gdod.data.tables.values import Origin, text
+
+# Of a label with more classes, the most frequent ones have statistics.
+MOST_CLASSES = 20
+# If there are too many pairs, they are chosen by how they do on so many training rows; on fewer if they are many.
+_SAMPLE_ROWS = 50_000
+_FEWEST_SAMPLE_ROWS = 5_000
+_PAIRS_OF_WHOLE_SAMPLE = 500
+# Of more columns than this, those that alone explain most are paired.
+_MOST_PAIRED = 200
+# Sources whose gains are worked out together: what they count is in memory at once.
+_TOGETHER = 32
+
+
+@dataclass(frozen=True)
+class TrainingStatistics:
+    """The statistics of training rows, out of their own folds."""
+
+    tables: dict[Source, SourceTable]
+    fitting: Fitting
+    folds: Parts  # [n], the fold of each row of the table
+
+    def look_up(self, rows: NDArray[np.int64]) -> IdsLookUp:
+        """Return what gives the statistics of the training rows at these places in the table."""
+        folds = self.folds[rows].astype(np.int64)
+
+        def of_ids(source: Source, ids: Ids) -> NDArray[np.float32]:
+            return self.tables[source].look_up(self.fitting.training_keys(source, ids, folds))
+
+        return of_ids
+
+
+@dataclass(frozen=True)
+class _LabelTarget:
+    """A target, and where its labels are."""
+
+    target: Target
+    label: int  # the place of the label among the table's
+    value: int | None = None  # the number of the class whose rate it is
+
+    def of(self, labels: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the labels of this target, nan where there is none: [n, K] -> [n]."""
+        column = labels[:, self.label]
+        return column if self.value is None else np.where(np.isnan(column), np.nan, column == self.value)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Training rows as statistics are fitted to them."""
+
+    ids: dict[str, NDArray[np.int64]]
+    folds: NDArray[np.int64]  # [n]
+    labels: NDArray[np.float64]  # [n, K], nan where there is none
+    weights: NDArray[np.float64] | None  # [n], mean 1 over the training part
+
+    def add_to(self, fitting: Fitting, targets: Sequence[_LabelTarget]) -> None:
+        labels = np.stack([target.of(self.labels) for target in targets], 1)  # [n, T]
+        fitting.add(self.ids, self.folds, labels, self.weights)
+
+
+def fit_statistics(
+    table: RawTable, parts: Parts, encoder: Encoder, options: FeatureOptions
+) -> tuple[Encoder, TrainingStatistics, tuple[str, ...]]:
+    """Return the encoder with statistics, those of the training rows themselves, and sentences about the choice.
+
+    It goes through the table twice more. Memory is bounded by ``options.keys`` for each column and pair, by a few GB
+    for all of them, and by three bytes a row.
+    """
+    assert encoder.added is not None
+    split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
+    folds = Folds(options.folds, in_time=split.by == "time")
+    of_rows = assign_folds(table, parts, split, missing, options.folds)
+    columns = [name for name in encoder.table_schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
+    source_rows = _SourceRows(table, encoder, columns, of_rows)
+    sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
+    targets = _targets(encoder, sample.labels)
+
+    def fitting(sources: Sequence[Source]) -> Fitting:
+        kinds = [target.target for target in targets]
+        return Fitting(sources, encoder.largest_ids, kinds, folds, options.prior, options.keys)
+
+    def gains(sources: Sequence[Source]) -> dict[Source, float]:
+        """Return how much each source alone explains in the sample, the mean over targets."""
+        means: dict[Source, float] = {}
+        for first in range(0, len(sources), _TOGETHER):
+            some = fitting(sources[first : first + _TOGETHER])
+            sample.add_to(some, targets)
+            means |= {source: float(gain.mean()) for source, gain in some.gains().items()}
+        return means
+
+    room = options.columns // (len(targets) + 1)
+    every: list[Source] = [(name,) for name in columns]
+    most = max(0, min(options.pairs, room - len(every)))
+    candidates: list[Source] = list(combinations(columns, 2)) if most else []
+    alone = gains(every) if len(every) > room or len(candidates) > most else {}
+    singles, pairs = _best(every, alone, room), candidates
+    if len(candidates) > most:
+        candidates = list(combinations([column for (column,) in _best(every, alone, _MOST_PAIRED)], 2))
+        # A pair that alone tells less than one of its columns may still add to both, so even those have a rank.
+        beyond = {pair: gain - max(alone[(one,)] for one in pair) for pair, gain in gains(candidates).items()}
+        pairs = _best(candidates, beyond, most)
+
+    counted = fitting([*singles, *pairs])
+    for rows in source_rows.chunks(parts == TRAIN):
+        rows.add_to(counted, targets)
+    tables, training = counted.tables(), counted.training_tables()
+    counted.forget()
+    # What is zero in every training row (say, the column that groups are of) would be news to a model later on.
+    told = {source: table for source, table in tables.items() if training[source].numbers.any()}
+    kinds = tuple(target.target for target in targets)
+    note = _note(sum(source in told for source in singles), len(columns), len(told), len(candidates), len(targets))
+    return (
+        replace(encoder, added=replace(encoder.added, targets=kinds, statistics=told)),
+        TrainingStatistics({source: training[source] for source in told}, counted, of_rows),
+        (note,) if told else (),
+    )
+
+
+def _best(sources: list[Source], gains: dict[Source, float], most: int) -> list[Source]:
+    """Return the sources that gain most, in the order they are in."""
+    if len(sources) <= most:
+        return sources
+    chosen = set(sorted(sources, key=lambda source: -gains[source])[: max(0, most)])
+    return [source for source in sources if source in chosen]
+
+
+def _note(singles: int, columns: int, sources: int, candidates: int, targets: int) -> str:
+    of_pairs = f" and {sources - singles} of {candidates:,} pairs" if candidates else ""
+    return f"target statistics: {targets + 1} numbers for each of {singles} of {columns} categorical columns{of_pairs}"
+
+
+def _sample(parts: Parts, seed: int, columns: int) -> NDArray[np.bool_]:
+    """Return which training rows pairs are chosen by: about so many, drawn at random, as a table may be sorted. [n]"""
+    pairs = max(1, columns * (columns - 1) // 2)
+    wanted = max(_FEWEST_SAMPLE_ROWS, min(_SAMPLE_ROWS, _SAMPLE_ROWS * _PAIRS_OF_WHOLE_SAMPLE // pairs))
+    train: NDArray[np.bool_] = parts == TRAIN
+    share = wanted / max(1, int(train.sum()))
+    if share < 1:
+        draw = np.random.default_rng([seed, 0x5A3E]).integers(0, 1 << 16, len(parts), dtype=np.uint16)
+        train &= draw < max(1, round(share * (1 << 16)))
+    return train
+
+
+def _targets(encoder: Encoder, labels: NDArray[np.float64]) -> list[_LabelTarget]:
+    """Return what is estimated: a rate for a binary label and for each frequent class, a mean for a number.
+
+    ``labels`` [n, K] of some training rows tell which classes are frequent.
+    """
+    targets = []
+    for at, (name, label) in enumerate(encoder.table_schema.labels.items()):
+        if label.kind != "multiclass":
+            targets.append(_LabelTarget(Target(name, "rate" if label.kind == "binary" else "mean"), at))
+            continue
+        classes, there = encoder.classes[name], labels[~np.isnan(labels[:, at]), at].astype(np.int64)
+        counts = np.bincount(there, minlength=len(classes))
+        for value in sorted(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()):
+            targets.append(_LabelTarget(Target(f"{name} = {classes[value]}"), at, value))
+    return targets
+
+
+@dataclass(frozen=True)
+class _SourceRows:
+    """Goes through chosen rows of a table as `_Rows`."""
+
+    table: RawTable
+    encoder: Encoder
+    columns: Sequence[str]
+    folds: Parts
+
+    def chunks(self, chosen: NDArray[np.bool_]) -> Iterator[_Rows]:
+        first = 0
+        for chunk in self.table.chunks(self.encoder.table_schema.needed):
+            rows = np.flatnonzero(chosen[first : first + len(chunk.frame)])
+            if len(rows):
+                yield self._rows(chunk.frame[rows], chunk.origin.of(rows), self.folds[first + rows])
+            first += len(chunk.frame)
+
+    def joined(self, chosen: NDArray[np.bool_]) -> _Rows:
+        """Return all chosen rows at once."""
+        parts = list(self.chunks(chosen))
+        return _Rows(
+            {name: np.concatenate([part.ids[name] for part in parts]) for name in self.columns},
+            np.concatenate([part.folds for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            None if parts[0].weights is None else np.concatenate([part.weights for part in parts]),
+        )
+
+    def _rows(self, frame: pl.DataFrame, origin: Origin, folds: Parts) -> _Rows:
+        encoder, schema = self.encoder, self.encoder.table_schema
+        labels = np.stack(
+            [
+                label_values(frame, name, schema, encoder.classes.get(name), origin).to_numpy()  # null becomes nan
+                for name in schema.labels
+            ],
+            1,
+        )
+        weights = None
+        if schema.weight is not None:
+            known = weight_values(frame[schema.weight], schema.file.missing, origin)
+            weights = known.fill_null(encoder.weight).to_numpy() / encoder.weight
+        texts = {name: text(frame[name], schema.file.missing) for name in self.columns}
+        ids = {name: encoder.vocabularies[name].ids(texts[name]).astype(np.int64) for name in self.columns}
+        return _Rows(ids, folds.astype(np.int64), labels, weights)

@@ -1,0 +1,44 @@
+"""The moving average of a model's weights, which is evaluated and used in place of the weights themselves."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from gdod.models import Model
+
+# Steps between updates. All weights are read and written in one, also those of id tables that a step does not touch:
+# in each step it would take as long as a good part of the step.
+EVERY = 5
+
+
+class Average:
+    """An exponential moving average of the weights of a model in training.
+
+    In step t the average a of the weights w becomes d a + (1 - d) w, d being the smaller of ``decay`` and
+    (1 + t) / (10 + t), so that the first weights are soon forgotten. Several steps are caught up with in one: d is
+    then raised to their number.
+    """
+
+    def __init__(self, model: Model, decay: float) -> None:
+        self.decay = decay
+        # Buffers are copied and not averaged: those of our models are whole numbers and edges of bins.
+        self._averaged = AveragedModel(model, use_buffers=False).requires_grad_(False)
+        self._averaged.update_parameters(model)  # the first time it copies
+
+    @property
+    def model(self) -> Model:
+        """The model with the averaged weights."""
+        return cast("Model", self._averaged.module)
+
+    def update(self, model: Model, step: int, *, last: bool = False) -> None:
+        """Bring the average up to step number ``step``, from 1 on, if it is one to update after, or the ``last``."""
+        since = step % EVERY or EVERY
+        if since == EVERY or last:
+            decay = min(self.decay, (1 + step) / (10 + step))
+            self._averaged.multi_avg_fn = get_ema_multi_avg_fn(decay**since)
+            self._averaged.update_parameters(model)
+
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(weights)
