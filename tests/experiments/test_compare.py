@@ -58,6 +58,7 @@ def test_a_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
     strong = {"recipe": "strong", "epochs": 1, "models": ["shared-bottom"]}
     for _ in range(2):  # the second time nothing is left to do, and nothing is chosen again
         compare(plan("sum", "gdod", **strong), "study")
+    assert len([*(place / "cache").rglob("encoder.json")]) == 1  # prepared once, with the features, for all runs
     for method in ("sum", "gdod"):
         run = load_run(place / f"study/runs/shared-bottom-{method}-seed0")
         assert run.config.filled
