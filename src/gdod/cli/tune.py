@@ -22,6 +22,8 @@ Examples:
 
   gdod tune --data ads --method gdod --range optimizer.lr=1e-4..1e-2:log --trials 20
 
+  gdod tune --data ads --rival lightgbm --trials 20 --out tuned/lightgbm
+
   gdod compare --data ads --method sum --method cagrad --tuned tuned/cagrad
 """
 
@@ -38,6 +40,7 @@ def tune(
     data_option: options.DataOption = None,
     model: Annotated[str | None, typer.Option(help="E.g. mmoe, or mmoe:experts=4. (default: shared-bottom)")] = None,
     method: Annotated[str | None, typer.Option(help="E.g. cagrad, or gdod:groups=16.")] = None,
+    rival: Annotated[str | None, typer.Option(help="In place of both: lightgbm or catboost.")] = None,
     range_: Annotated[
         options.Pairs, typer.Option("--range", metavar="PATH=LOW..HIGH[:log]", help="E.g. optimizer.lr=1e-4..1e-2:log.")
     ] = None,
@@ -70,7 +73,7 @@ def tune(
     with explained():
         from gdod.experiments.tune import read_search
 
-        settings = options.given_settings(context, {name: name for name in ("model", "method", "seeds")})
+        settings = options.given_settings(context, {name: name for name in ("model", "method", "rival", "seeds")})
         options.need_data(config, settings)
         search = read_search(config, settings, _space(range_, grid), trials)
         if check:

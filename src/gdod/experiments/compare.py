@@ -17,9 +17,11 @@ from gdod.errors import InputError
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import ComparisonPlan
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
+from gdod.experiments.rivals.inputs import prepare_input
+from gdod.experiments.run_config import RunConfig, folder_config, with_threads
 from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
-from gdod.training.config import Settings
+from gdod.training.config import Settings, TrainConfig
 from gdod.training.evaluation import check_monitor
 from gdod.training.preflight import differences
 from gdod.training.recipes import as_stored
@@ -28,7 +30,6 @@ from gdod.training.run import Folder, decay_note, versions
 if TYPE_CHECKING:
     from gdod.data import Dataset
     from gdod.experiments.worker import Worker
-    from gdod.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def compare(
     with locked(folder, watch.say) as handles, watch:
         dataset = prepare_data(plan.config)
         check_tasks(plan.config, dataset)
+        if plan.rivals:
+            prepare_input(plan.config.data)
         _describe(plan, dataset, folder)
         processes, threads = share_cores(processes, len(places), plan.config.threads, nproc)
         if worker is not None:  # who started the ranks has shared out the cores
@@ -91,7 +94,7 @@ def compare(
             for name, place in places.items()
             if not place.is_finished
         ]
-        for said in dict.fromkeys(decay_note(job.config) for job in todo):
+        for said in dict.fromkeys(decay_note(job.config) for job in todo if isinstance(job.config, TrainConfig)):
             if said is not None:
                 watch.say(said)
         watch.begin(len(places), len(places) - len(todo))
@@ -127,7 +130,7 @@ def share_cores(processes: int | None, runs: int, threads: int | None, nproc: in
     return processes, threads or max(1, cores() // (processes * nproc))
 
 
-def prepare_data(config: "TrainConfig") -> "Dataset":
+def prepare_data(config: RunConfig) -> "Dataset":
     """Put the data into the cache, from where all processes take it, and return it."""
     from gdod.data import open_prepared, prepare
 
@@ -144,7 +147,7 @@ def prepare_data(config: "TrainConfig") -> "Dataset":
     return open_prepared(place, stream=True)
 
 
-def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
+def check_tasks(config: RunConfig, dataset: "Dataset") -> None:
     """Raise what every run would be refused for, once."""
     names = [task.name for task in dataset.tasks]
     check_monitor(config.stopping.monitor, dataset.tasks)
@@ -152,19 +155,16 @@ def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
         raise InputError(f"task_weights names {unknown[0]!r}; the tasks are {', '.join(map(repr, names))}")
 
 
-def with_threads(config: "TrainConfig", threads: int) -> "TrainConfig":
-    return config if config.threads is not None else config.model_copy(update={"threads": threads})
-
-
-def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
+def continued(config: RunConfig, place: Folder) -> RunConfig:
     """Return the configuration, after making sure that a run in the folder has the same.
 
     A run keeps its number of threads: with another one it would round in another way.
     """
     if not place.is_run:
         return config
-    stored = place.read_config()
-    config = as_stored(config, stored)
+    stored = folder_config(place)
+    if isinstance(config, TrainConfig) and isinstance(stored, TrainConfig):
+        config = as_stored(config, stored)
     if config.threads is None:
         config = config.model_copy(update={"threads": stored.threads})
     check_same(f"run in {place.path}", stored.model_dump(mode="json"), config.model_dump(mode="json"))

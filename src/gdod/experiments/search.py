@@ -54,10 +54,16 @@ Space = dict[str, Grid | Range]
 _NOT_SEARCHED = ("data", "seed", "stopping", "threads", "device", "task_weights", "name")
 
 
-def declared(method: str) -> Space:
-    """Return the grid that the method's class declares; empty if it declares none."""
+def declared(method: str, *, rival: bool = False) -> Space:
+    """Return the grid that the method's class declares; empty if it declares none. ``rival``: that of a rival."""
     from gdod._checks import check_choice
     from gdod.methods import METHODS
+
+    if rival:
+        from gdod.experiments.rivals.boosters import RIVALS
+
+        check_choice("rival", method, RIVALS)
+        return {f"method.options.{name}": one for name, one in RIVALS[method].space.items()}
 
     check_choice("method", method, METHODS)
     grid: Mapping[str, Any] = getattr(METHODS[method], "GRID", {})

@@ -23,16 +23,17 @@ from gdod.experiments.compare import (
     continued,
     prepare_data,
     share_cores,
-    with_threads,
 )
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
+from gdod.experiments.rivals.inputs import prepare_input
+from gdod.experiments.run_config import RunConfig, check_run, run_config, with_threads
 from gdod.experiments.search import Grid, Range, Space, check_space, declared, read_space
 from gdod.experiments.watch import Watch
-from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
+from gdod.report.runs import RIVAL
+from gdod.training.config import Settings, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
-from gdod.training.preflight import absolute_paths, check
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
 
@@ -55,16 +56,16 @@ class Search:
     wanted: int | None = None
     """How many trials were asked for; a grid has no more than its points."""
 
-    def config(self, point: Mapping[str, Any], seed: int) -> TrainConfig:
+    def config(self, point: Mapping[str, Any], seed: int) -> RunConfig:
         """Return the configuration at a point of the space."""
-        return absolute_paths(check_config(merged(self.settings, nested({**point, "seed": seed}))))
+        return run_config(merged(self.settings, nested({**point, "seed": seed})))
 
     @property
     def first_point(self) -> dict[str, Any]:
         return {name: one.values[0] if isinstance(one, Grid) else one.low for name, one in self.space.items()}
 
     @property
-    def first_config(self) -> TrainConfig:
+    def first_config(self) -> RunConfig:
         return self.config(self.first_point, self.seeds[0])
 
     @property
@@ -115,7 +116,8 @@ def read_search(
     """Return the search that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `search`, `trials` and `seeds` (a list, or how
-    many). Without ``space`` and `search`, the grid is searched that the method declares.
+    many). Without ``space`` and `search`, what the method declares is searched. `rival` in place of `model` and
+    `method` names a rival, whose options are searched.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     settings = merged(settings, nested(options or {}))
@@ -123,12 +125,16 @@ def read_search(
     spaces = read_space(settings.pop("search", {})) | dict(space or {})
     wanted = settings.pop("trials", None) if trials is None else trials
     seeds = read_seeds(settings, 1)
+    if (rival := settings.pop("rival", None)) is not None:
+        if both := [name for name in ("model", "method") if name in settings]:
+            raise InputError(f"both a rival and a {both[0]} are given; expected one of them")
+        settings |= {"model": RIVAL, "method": rival}
     for what, default in (("model", "shared-bottom"), ("method", None)):
         given = settings.get(what, default)
         if given is None:
             raise InputError("no method is given; expected one, e.g. --method cagrad")
         settings[what] = read_spec(given, what).to_json()
-    spaces = spaces or declared(settings["method"]["name"])
+    spaces = spaces or declared(settings["method"]["name"], rival=settings["model"]["name"] == RIVAL)
     if not spaces:
         raise InputError(
             f"method {settings['method']['name']!r} declares no grid; say what to search, "
@@ -162,6 +168,8 @@ def tune(
         config = search.first_config
         dataset = prepare_data(config)
         check_tasks(config, dataset)
+        if config.model.name == RIVAL:
+            prepare_input(config.data)
         if not len(dataset.validation):
             raise InputError(f"{dataset.name} has no validation part, by which settings are chosen; change its split")
         _describe(search, folder, dataset.fingerprint)
@@ -292,7 +300,7 @@ def _check_ends(search: Search) -> None:
     first = search.first_point
     for name, one in search.space.items():
         for value in one.values if isinstance(one, Grid) else (one.low, one.high):
-            check(search.config({**first, name: value}, search.seeds[0]))
+            check_run(search.config({**first, name: value}, search.seeds[0]))
 
 
 def _check_same(search: Search, folder: Path) -> None:
