@@ -185,9 +185,12 @@ def test_rivals_are_rows_of_the_tables_and_of_the_page(whole: tuple[Outcome, lis
 
 
 def test_a_comparison_may_have_rivals_alone(place: Path) -> None:
-    outcome = compare(plan(rivals=("lightgbm:rounds=3", "lightgbm:rounds=4"), seeds=1), "alone", processes=1)
+    rivals = ("lightgbm:rounds=3", "lightgbm:rounds=4")
+    outcome = compare(plan(rivals=rivals, seeds=1), "alone", processes=1, test=False)
     assert [setting.method for setting in outcome.study.settings] == ["lightgbm (rounds=3)", "lightgbm (rounds=4)"]
     assert outcome.study.baseline == "lightgbm (rounds=3)"
+    assert outcome.study.part == "validation"
+    assert result(place / "alone/runs/rival-lightgbm_rounds=3-seed0")["test"] is None
 
 
 def test_a_search_finds_options_that_a_comparison_uses_and_sees_no_test_rows(place: Path) -> None:

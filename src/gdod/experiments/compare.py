@@ -63,6 +63,7 @@ def compare(
     worker: "Worker | None" = None,
     watch: Watch | None = None,
     command: Sequence[str] | None = None,
+    test: bool = True,
 ) -> Outcome:
     """Make the runs that are not finished yet, and write the tables and the page.
 
@@ -74,6 +75,7 @@ def compare(
         worker: rank 0 of processes that were started already, which then make the runs one after the other.
         watch: is told how far the runs are.
         command: what the runs say that they were started with.
+        test: whether the test part is looked at; if not, the tables are of the validation part.
     """
     folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
@@ -90,7 +92,7 @@ def compare(
         if worker is not None:  # who started the ranks has shared out the cores
             threads = plan.config.threads or torch.get_num_threads()
         todo = [
-            Job(name, place.path, with_threads(configs[name], threads))
+            Job(name, place.path, with_threads(configs[name], threads), test=test)
             for name, place in places.items()
             if not place.is_finished
         ]
