@@ -42,6 +42,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "by": st.sampled_from(["random", "time", "group", "files"]),
     "column": st.sampled_from([None, *NAMES]),
     "format": st.sampled_from([None, "%Y-%m-%d", "%Y", "%", "%Q", "", "%H:%M"]),
+    "unit": st.sampled_from([None, "s", "ms", "us", "h"]),
     "seed": st.sampled_from([0, 1, 2**63, 10**30]),
     "validation": st.sampled_from([0, 0.1, 0.5, 0.999, 1e-300, "clicks.parquet", "*.csv", "."]),
     "test": st.sampled_from([0, 0.1, 0.5, 0.999, 1e-300, "clicks.parquet", "*.csv", "."]),
@@ -63,7 +64,7 @@ def columns(draw: st.DrawFn) -> dict[str, Any]:
         "city": ["categorical"],
         "age": ["numeric"],
         "seen": ["sequence"],
-        "day": ["ignore", "categorical"],
+        "day": ["ignore", "categorical", "time"],
         "click": ["label"],
         "buy": ["label"],
     }

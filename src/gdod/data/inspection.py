@@ -17,6 +17,7 @@ from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
 from gdod.data.tables.read import columns_of, read_chunks
 from gdod.data.tables.table_schema import FileFormat, TableSchema
+from gdod.data.tables.times import moments
 from gdod.data.tables.values import text, usable
 from gdod.errors import InputError
 
@@ -101,7 +102,7 @@ class Inspection:
         looked = f"{self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
         lines = [
             f"# From {looked} of {_printable(self.source)}. Change what is wrong:",
-            "# categorical, numeric, sequence, weight, label (kind: binary, regression or multiclass) or ignore.",
+            "# categorical, numeric, sequence, time, weight, label (kind: binary, regression or multiclass) or ignore.",
             "columns:",
         ]
         if not any(column.type == "label" for column in self.columns):
@@ -263,7 +264,9 @@ def _feature_type(column: _Column) -> Guess:
         or _TIME.search(column.name.lower())
         or column.counts["value"][:50].str.contains(_DATE.pattern).all()
     ):
-        return "ignore", {}, "a time: of use to split by"
+        # Not by its name alone: numbers may count from anywhere, and a span is no moment.
+        read = moments(column.counts["value"][:50], ()).null_count() == 0 and column.numbers is None
+        return ("time", {}, "") if read else ("ignore", {}, "a time: of use to split by")
     if column.numbers is not None:
         return _number_type(column, column.numbers)
     if separator := _separator(column):

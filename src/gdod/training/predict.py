@@ -142,13 +142,13 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
         raise InputError(
             f"--keep {sorted(both)[0]!r} has the name of a task, whose column holds predictions; rename it"
         )
-    features = [name for name in run.encoder.table_schema.features if name in there]
+    features = [name for name in run.encoder.inputs if name in there]
     return [*features, *(name for name in keep if name not in features)], notes
 
 
 def _check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...]:
     """Return notes on features that have no column; raise an InputError if none has one."""
-    features = run.encoder.table_schema.features
+    features = run.encoder.inputs
     absent = [name for name in features if name not in there]
     if len(absent) == len(features):
         raise InputError(f"{where} has none of the columns {listed(features)}; it has {listed(there)}")

@@ -443,6 +443,11 @@ def test_a_table_of_numbers_only(tmp_path: Path) -> None:
     assert torch.equal(again, torch.from_numpy(np.stack([made.parts["test"][name] for name in names], 1)))
 
 
+def test_flags_for_missing_numbers_can_be_left_out(tmp_path: Path) -> None:
+    names = Made(tmp_path, rows(), options=FeatureOptions(missing_flags=False)).data.schema.names
+    assert not [name for name in names if "is missing" in name]
+
+
 def test_bins_have_as_many_training_rows_each(tmp_path: Path) -> None:
     made = Made(tmp_path, rows(4000), options=FeatureOptions(bins=16))
     bins = {field.name: field.bins for field in made.data.schema.numeric}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gdod._files import digest, whole
 from gdod.data.preparing.target_statistics import Source, SourceTable, Target
+from gdod.data.preparing.time_fields import TimeFields
 from gdod.errors import InputError
 
 Numbers = NDArray[np.float32]
@@ -40,6 +41,8 @@ class AddedFields:
     """The statistics of each column and pair of columns, from all training rows."""
     bins: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The edges of the bins of numeric fields, of the table's columns and added ones, by name."""
+    times: tuple[TimeFields, ...] = ()
+    """What is made of columns of times, before anything else."""
 
     def names(self, taken: Iterable[str]) -> tuple[str, ...]:
         """Return the names of the added fields, all different and none of them ``taken`` by a column."""
@@ -78,6 +81,7 @@ class AddedFields:
                 for source, table in self.statistics.items()
             ],
             "bins": {name: list(edges) for name, edges in self.bins.items()},
+            "times": [asdict(fields) for fields in self.times],
         }
 
     @classmethod
@@ -89,6 +93,7 @@ class AddedFields:
             tuple(Target(**target) for target in content["targets"]),
             _read_statistics(statistics, content) if content["sources"] else {},
             {name: tuple(edges) for name, edges in content["bins"].items()},
+            tuple(TimeFields(**fields) for fields in content.get("times", ())),
         )
 
     def write_statistics(self, path: Path) -> str:

@@ -88,7 +88,7 @@ def fit_statistics(
     split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
     folds = Folds(options.folds, in_time=split.by == "time")
     of_rows = assign_folds(table, parts, split, missing, options.folds)
-    columns = [name for name in encoder.table_schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
+    columns = [name for name in encoder.extended_schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
     source_rows = _SourceRows(table, encoder, columns, of_rows)
     sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
     targets = _targets(encoder, sample.labels)
@@ -216,6 +216,7 @@ class _SourceRows:
         if schema.weight is not None:
             known = weight_values(frame[schema.weight], schema.file.missing, origin)
             weights = known.fill_null(encoder.weight).to_numpy() / encoder.weight
+        frame = encoder.with_times(frame)
         texts = {name: text(frame[name], schema.file.missing) for name in self.columns}
         ids = {name: encoder.vocabularies[name].ids(texts[name]).astype(np.int64) for name in self.columns}
         return _Rows(ids, folds.astype(np.int64), labels, weights)
