@@ -26,13 +26,10 @@ _COUNT_SCALE = np.float32(5)
 
 @dataclass(frozen=True)
 class AddedFields:
-    """What `gdod.data.preparing.feature_options.FeatureOptions` made of a table's training part.
-
-    Sequence columns have no statistics yet.
-    """
+    """What `gdod.data.preparing.feature_options.FeatureOptions` made of a table's training part."""
 
     kept: Mapping[str, int] = field(default_factory=dict)
-    """The largest id of each categorical column that the model sees; those of rarer values become 0."""
+    """The largest id of each categorical and sequence column that the model sees; those of rarer values become 0."""
     flags: tuple[str, ...] = ()
     """Numeric columns with missing values in the training part; each has a field that is 1 where there is none."""
     targets: tuple[Target, ...] = ()

@@ -17,7 +17,7 @@ from gdod.data.parts.part import MemoryPart
 from gdod.data.preparing.added_fields import AddedFields
 from gdod.data.preparing.scaling import Scaling
 from gdod.data.preparing.stored import examples
-from gdod.data.preparing.target_statistics import Source, keys_of
+from gdod.data.preparing.target_statistics import IdsByColumn, SequenceIds, Source, by_row, keys_of
 from gdod.data.preparing.time_fields import extended, with_times
 from gdod.data.preparing.vocabulary import Vocabulary
 from gdod.data.tables.columns import label_values, list_texts, padded, weight_values
@@ -30,9 +30,6 @@ FORMAT = 1
 # With added fields, which a version that knows only the first format must not ignore.
 FORMAT_WITH_ADDED_FIELDS = 2
 _FILE, _STATISTICS = "encoder.json", "statistics.parquet"
-
-Ids = Mapping[str, NDArray[np.int64]]
-"""The ids of categorical columns, rare values among them, and `Encoder.largest_ids` for unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +159,10 @@ class Encoder:
         if isinstance(column, SequenceColumn):
             lists = list_texts(values, column.separator, tokens, column.longest)
             ids = self.vocabularies[name].ids(lists.values)
+            if self.added is not None:
+                every = np.where(ids == 0, self.largest_ids[name], ids).astype(np.int64)
+                rows.ids[name] = SequenceIds(every, lists.rows, len(rows.frame))
+                ids = np.where(ids <= self.added.kept[name], ids, np.int32(0))
             rows.missing[name], rows.unknown[name] = lists.empty, int((ids == 0).sum())
             matrix = padded(ids, lists.rows, len(rows.frame), self.longest[name])
             return pl.Series(name, matrix, dtype=pl.Array(pl.Int32, self.longest[name]))
@@ -184,9 +185,9 @@ class Encoder:
         """
         return {name: len(values) + 1 for name, values in self.vocabularies.items()}
 
-    def _statistics(self, source: Source, ids: Ids) -> NDArray[np.float32]:
+    def _statistics(self, source: Source, ids: IdsByColumn) -> NDArray[np.float32]:
         assert self.added is not None
-        return self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids))
+        return by_row(source, ids, self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids)))
 
     def _labels(self, frame: pl.DataFrame, origin: Origin, missing: dict[str, int]) -> list[pl.Series]:
         """Return the columns of labels and weight, as far as the table has them."""
@@ -251,8 +252,9 @@ class Encoder:
         return cls.from_json(read_json(folder / _FILE, what), folder / _STATISTICS)
 
 
-IdsLookUp = Callable[[Source, Ids], NDArray[np.float32]]
-"""Gives the statistics of a source for rows with these ids. [n, T + 1]"""
+IdsLookUp = Callable[[Source, IdsByColumn], NDArray[np.float32]]
+"""Gives the statistics of a source for rows with these ids, rare values among them, and `Encoder.largest_ids` for
+unknown ones. [n, T + 1]"""
 
 
 @dataclass
@@ -261,7 +263,7 @@ class _Rows:
 
     frame: pl.DataFrame
     origin: Origin
-    ids: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    ids: dict[str, NDArray[np.int64] | SequenceIds] = field(default_factory=dict)
     gaps: dict[str, pl.Series] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)

@@ -4,15 +4,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FeatureOptions(BaseModel):
-    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1.
-
-    Sequence columns have no statistics yet.
-    """
+    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     statistics: bool = True
     """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
+    sequences: bool = True
+    """Whether sequence columns get them, too: the means of those of a row's values."""
     pairs: int = Field(default=60, ge=0)
     """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
     most beyond the better of their columns, in up to 50,000 training rows."""

@@ -94,10 +94,8 @@ class _Fitting:
         added = None
         if self.options is not None:
             kept = {name: counts.frequent(self._rare(name)) for name, counts in self.counts.items()}
-            for name in vocabularies:
-                # Statistics tell rare values of a categorical column apart; of sequences there are none.
-                values = self.counts[name].values()
-                vocabularies[name] = Vocabulary(values[: kept.pop(name)] if name in self.longest else values)
+            # Statistics tell rare values apart.
+            vocabularies = {name: Vocabulary(counts.values()) for name, counts in self.counts.items()}
             gaps = tuple(name for name, count in self.gaps.items() if count) if self.options.missing_flags else ()
             added = AddedFields(kept, gaps, times=self.times)
         return Encoder(
