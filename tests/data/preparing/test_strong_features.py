@@ -476,6 +476,37 @@ def test_sequences_are_predicted_from_and_chunks_do_not_matter(tmp_path: Path, m
             np.testing.assert_allclose(pieces.parts[part][name], numbers, rtol=1e-5, atol=1e-6)
 
 
+OTHERS: dict[str, object] = {
+    "statistics": False,
+    "sequences": False,
+    "pairs": 0,
+    "columns": 9,
+    "prior": 3.0,
+    "folds": 4,
+    "keys": 7,
+    "bins": 4,
+    "rare": 300,
+    "times": False,
+    "missing_flags": False,
+}
+
+
+def test_every_option_changes_the_fingerprint_and_what_comes_out(tmp_path: Path) -> None:
+    assert OTHERS.keys() == FeatureOptions.model_fields.keys()
+    when = pl.datetime_range(pl.datetime(2024, 1, 1), pl.datetime(2024, 1, 26), "1h", eager=True)[:600]
+    with_sequences(600).with_columns(when=when).write_csv(tmp_path / "t.csv")
+    schema = TableSchema(columns={**SEQUENCES, "when": "time"})
+    prints, encoders, numbers = set(), set(), set()
+    for options in ({}, *({name: value} for name, value in OTHERS.items())):
+        features = FeatureOptions(**options)  # type: ignore[arg-type]
+        folder = prepare(tmp_path / "t.csv", schema=schema, cache=tmp_path / "cache", features=features)
+        prints.add(folder.name)
+        encoders.add((folder / "encoder.json").read_bytes())
+        numbers.add((folder / "train-00000.parquet").read_bytes() + (folder / "encoder.json").read_bytes())
+    assert len(prints) == len(numbers) == len(OTHERS) + 1
+    assert len(encoders) >= len(OTHERS)
+
+
 def sources(made: Made) -> list[str]:
     return [name.removeprefix("rows | ") for name in made.data.schema.names if name.startswith("rows | ")]
 
