@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod._checks import listed, nearest
+from gdod.data.tables.frames import is_pattern
 from gdod.data.tables.times import Unit
 from gdod.errors import InputError
 from gdod.schema import Kind
@@ -245,6 +246,11 @@ class TableSchema(_Strict):
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
         if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
             raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
+        if patterns := [name for name in self.needed if is_pattern(name)]:
+            raise ValueError(
+                f"the column {patterns[0]!r} can only be ignored, since polars takes its name for a pattern; give it "
+                "another one"
+            )
         for name, label in self.of(LabelColumn).items():
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
