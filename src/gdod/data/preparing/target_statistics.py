@@ -43,6 +43,9 @@ IdsByColumn = Mapping[str, Ids | SequenceIds]
 """The ids of each column that statistics are of. [n]"""
 # So many numbers of keys, folds and sums are held as one array, which is quicker than looking for those that are there.
 _DENSE = 4_000_000
+# So that no label's square is infinite.
+_LARGEST = 1e140
+_NARROWEST = 1e-7
 # Of sequences, so many values are counted at once: there may be many more of them than rows.
 _TOGETHER = 1 << 18
 
@@ -123,6 +126,8 @@ class _Base:
         rate = (sums + 1) / (counts + 2)
         mean = sums / np.maximum(counts, 1e-300)
         spread = np.sqrt(np.maximum(squares / np.maximum(counts, 1e-300) - mean**2, 0))
+        # Of labels that are nearly the same, rounding leaves no more than this of the spread.
+        spread = np.maximum(spread, _NARROWEST * np.abs(mean))
         is_mean = ~_are_rates(self.targets)
         return np.where(is_mean, mean, rate), np.where(is_mean & (spread > 0), spread, 1.0)
 
@@ -243,7 +248,7 @@ class Fitting:
         """Take training rows: ids of each column [n], their folds [n], labels [n, T] with nan where there is none."""
         there = ~np.isnan(labels)
         weighted = there * (1.0 if weights is None else weights[:, None])  # [n, T]
-        filled = np.where(there, labels, 0.0)
+        filled = np.where(there, np.clip(labels, -_LARGEST, _LARGEST), 0.0)
         self._base.add(np.concatenate([weighted, weighted * filled, weighted * filled**2], 1), folds)
         values = np.concatenate([np.ones((len(labels), 1)), weighted, weighted * filled], 1)
         for source, count in self._counts.items():
