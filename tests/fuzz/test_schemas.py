@@ -12,7 +12,7 @@ from tests.data.clicks_table import clicks
 from tests.fuzz.outcomes import attempt, content
 from tests.fuzz.values import ANYTHING, LEAVES, SCRAPS, toml_file
 
-from gdod.data import TableSchema, load
+from gdod.data import FeatureOptions, TableSchema, load
 from gdod.data.tables.table_schema import COLUMN_TYPES, FileFormat, Split
 
 NAMES = list(clicks(1).columns)
@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
+def use(folder: Path, text: str, kind: str, table: str, stream: bool, features: FeatureOptions | None = None) -> bool:
     """Reads a schema, prepares a table with it and takes a batch. After an error the cache is as it was."""
     path = folder / f"schema.{kind}"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -104,7 +104,9 @@ def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
         return False
     assert TableSchema(**json.loads(json.dumps(schema.to_json()))) == schema
     before = content(folder / "cache")
-    data = attempt(lambda: load(folder / table, schema=schema, cache=folder / "cache", stream=stream))
+    data = attempt(
+        lambda: load(folder / table, schema=schema, cache=folder / "cache", stream=stream, features=features)
+    )
     if data is None:
         assert content(folder / "cache") == before
         return False
@@ -114,15 +116,19 @@ def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
     return True
 
 
+TABLES = st.sampled_from(["clicks.csv", "clicks.parquet"])
+FEATURES = st.sampled_from([None, FeatureOptions(), FeatureOptions(rare=1, keys=10, folds=3)])
+
+
 def written(schema: dict[str, Any], kind: str) -> str:
     return toml_file(schema) if kind == "toml" else yaml.safe_dump(schema, allow_unicode=True)
 
 
-@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), st.sampled_from(["clicks.csv", "clicks.parquet"]), st.booleans())
+@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), TABLES, st.booleans(), FEATURES)
 def test_any_schema_is_used_or_refused(
-    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool
+    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool, features: FeatureOptions | None
 ) -> None:
-    use(folder, written(schema, kind), kind, table, stream)
+    use(folder, written(schema, kind), kind, table, stream, features)
 
 
 @given(SCRAPS, st.sampled_from(["yaml", "toml"]))
@@ -132,8 +138,8 @@ def test_any_text_is_a_schema_or_refused(folder: Path, text: str, kind: str) -> 
 
 @pytest.mark.slow
 @settings(max_examples=800)
-@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), st.sampled_from(["clicks.csv", "clicks.parquet"]), st.booleans())
+@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), TABLES, st.booleans(), FEATURES)
 def test_any_schema_is_used_or_refused_at_length(
-    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool
+    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool, features: FeatureOptions | None
 ) -> None:
-    use(folder, written(schema, kind), kind, table, stream)
+    use(folder, written(schema, kind), kind, table, stream, features)

@@ -17,6 +17,7 @@ from gdod.models import Batch, export
 from gdod.ranks import Ranks
 from gdod.training import TrainConfig, check_config, load_run, train
 from gdod.training.checkpoint import load
+from gdod.training.train_run import preview
 
 SIZES = {"embedding": 4, "bottom": [16], "dropout": 0.2, "ensemble": 4}
 
@@ -52,6 +53,15 @@ def config(folder: Path, **more: Any) -> TrainConfig:
             **more,
         }
     )
+
+
+def test_what_is_made_of_times_is_said(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    assert any(sentence.startswith("times: hour, weekday") for sentence in preview(settings)[1])
+    without = {**settings.data.model_dump(), "features": {"times": False}}
+    said = preview(config(tmp_path, data=without))[1]
+    assert any(sentence.startswith("recipe strong") for sentence in said)
+    assert not any(sentence.startswith("times") for sentence in said)
 
 
 def work(settings: dict[str, Any], folder: Path) -> None:
