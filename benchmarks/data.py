@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.data`` makes tables of BookCrossing's shape, prepares one of a million rows and one
 that is larger than the memory it may use, and compares the rate of batches with that of a Shared-Bottom
-step at batch 256.
+step at batch 256. With the features of the strong recipe it prepares a table and one four times as large: what
+they may take has a bound, which does not go by the number of rows.
 """
 
 import json
@@ -23,13 +24,14 @@ import typer
 
 from benchmarks.measure import limit_memory, peak_bytes
 from benchmarks.report import environment, markdown_table
-from gdod.data import Dataset, Minibatch, TableSchema, load, prepare
+from gdod.data import Dataset, FeatureOptions, Minibatch, TableSchema, load, prepare
 from gdod.models import build, per_example_losses
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 256
 USERS, BOOKS, PLACES = 105_000, 340_000, 22_000
 CHUNK = 1_000_000
+FEATURES_ALLOWANCE = 6 << 30
 SCHEMA = TableSchema(
     columns={
         "user": "categorical",
@@ -94,24 +96,25 @@ def in_child(order: dict[str, Any]) -> dict[str, float]:
 def run_child(order: dict[str, Any]) -> dict[str, float]:
     """Prepare a file, and stream an epoch of it if it is told to."""
     torch.set_num_threads(1)
+    features = FeatureOptions() if order.get("features") else None
     if allowance := order.get("allowance"):
-        _limit_memory(Path(order["cache"]), allowance)
+        _limit_memory(Path(order["cache"]), allowance, features)
     before, start = peak_bytes(), time.perf_counter()
-    prepare(order["file"], schema=SCHEMA, cache=order["cache"])
+    prepare(order["file"], schema=SCHEMA, cache=order["cache"], features=features)
     measured = {"seconds": time.perf_counter() - start, "megabytes": peak_bytes() / 1e6, "before": before / 1e6}
     if order.get("epoch"):
-        data = load(order["file"], schema=SCHEMA, cache=order["cache"], stream=True)
+        data = load(order["file"], schema=SCHEMA, cache=order["cache"], stream=True, features=features)
         start = time.perf_counter()
         seen = sum(step.batch.size for step in data.train.batches(BATCH, seed=0))
         measured |= {"rows_a_second": seen / (time.perf_counter() - start), "megabytes": peak_bytes() / 1e6}
     return measured
 
 
-def _limit_memory(folder: Path, allowance: int) -> None:
+def _limit_memory(folder: Path, allowance: int, features: FeatureOptions | None) -> None:
     """Allow no more than ``allowance`` bytes beyond what the process has after it prepared a small table."""
     small = folder.parent / "small.csv"
     write_books(small, 50_000)
-    data = load(small, schema=SCHEMA, cache=folder, stream=True)
+    data = load(small, schema=SCHEMA, cache=folder, stream=True, features=features)
     next(data.train.batches(BATCH, seed=0))
     limit_memory(allowance)
 
@@ -148,7 +151,7 @@ def _forever(data: Dataset) -> Iterator[Minibatch]:
         epoch += 1
 
 
-def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float) -> list[Measured]:
+def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float, features: int) -> list[Measured]:
     results = []
     if rows:
         table, cache = folder / "books.csv", folder / "cache"
@@ -179,6 +182,21 @@ def measure(folder: Path, rows: int, large: int, allowance: int, seconds: float)
             Measured("of it before the large table", measured["before"], "MB", ""),
             Measured("streamed rows a second", measured["rows_a_second"] / 1e6, "million", ""),
         ]
+        table.unlink()
+    for size in (features // 4, features) if features else ():
+        table = folder / "features.csv"
+        write_books(table, size)
+        order = {"file": str(table), "cache": str(folder / "cache"), "allowance": FEATURES_ALLOWANCE, "features": True}
+        measured = in_child({**order, "epoch": True})
+        results += [
+            Measured(f"preparing {size:,} rows with the strong recipe's features", measured["seconds"], "s", ""),
+            Measured(
+                "its peak resident memory, with an epoch streamed",
+                measured["megabytes"],
+                "MB",
+                f"allowed {FEATURES_ALLOWANCE >> 20:,} MB more than a small table",
+            ),
+        ]
     return results
 
 
@@ -187,6 +205,9 @@ def main(
     large: Annotated[int, typer.Option(min=0, help="Rows of the table that does not.")] = 20_000_000,
     allowance: Annotated[int, typer.Option(min=1, help="MB that the large one may take beyond a small one.")] = 500,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each rate of batches.")] = 5.0,
+    features: Annotated[int, typer.Option(min=0, help="Rows of a table that gets the strong recipe's features.")] = (
+        4_000_000
+    ),
     out: Annotated[Path, typer.Option(help="Folder for data.json and data.md.")] = RESULTS,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -195,7 +216,7 @@ def main(
         print(json.dumps(run_child(json.loads(child))))
         return
     with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), rows, large, allowance, seconds)
+        results = measure(Path(folder), rows, large, allowance, seconds, features)
     about = {"command": " ".join(["python -m benchmarks.data", *sys.argv[1:]]), **environment(), "threads": "1"}
     table = markdown_table(["what", "measured", "bar"], [result.line() for result in results])
     text = "\n".join(["# Data: preparing and handing over", "", *(f"- {k}: {v}" for k, v in about.items()), "", table])

@@ -6,6 +6,8 @@ from hypothesis import settings
 
 # The same examples on every run: GDOD is discontinuous, so a test may not depend on luck.
 settings.register_profile("gdod", derandomize=True, deadline=None, max_examples=60, database=None)
+# Others, to look for what these do not find: --hypothesis-profile=random --hypothesis-seed=1
+settings.register_profile("random", settings.get_profile("gdod"), derandomize=False)
 settings.load_profile("gdod")
 
 # The tensors are tiny: more threads only wait for each other.

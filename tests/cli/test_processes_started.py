@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.training import tiny
 from tests.training.test_loop import check_same
+from tests.training.test_ranks import check_close
 from tests.training.test_resume import check_same_result
 from typer.testing import CliRunner
 
@@ -195,6 +196,22 @@ def test_under_torchrun(place: Path) -> None:
     runs = list((place / "compared" / "runs").iterdir())
     assert [about(one)["ranks"] for one in runs] == [2, 2]
     assert all((one / "result.json").exists() for one in runs)
+
+
+@pytest.mark.slow
+def test_the_strong_recipe_in_two_processes(place: Path) -> None:
+    """Features of a table are prepared once, and two processes train on them as one does."""
+    strong = ("train", *TABLE[:4], *QUICK, "--recipe", "strong", "--model-option", "dropout=0.0", "--steps", "30")
+    run(*strong, "--out", "two", "--nproc", "2")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    code, _, errors = ended(start(*strong, "--out", "outer", by=torchrun))
+    assert code == 0, errors
+    check_same(place / "outer", place / "two")
+    run(*strong, "--out", "one")
+    check_close(place / "two", place / "one")
+    assert about(place / "two")["recipe"]["name"] == "strong"
+    for name in ("encoder.json", "statistics.parquet"):
+        assert (place / "two" / name).read_bytes() == (place / "one" / name).read_bytes()
 
 
 def environments(kind: str) -> list[dict[str, str]]:

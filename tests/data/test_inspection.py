@@ -24,7 +24,7 @@ def test_columns_are_told_apart(tmp_path: Path) -> None:
         "city": "categorical",
         "age": "numeric",
         "seen": "sequence",
-        "day": "ignore",
+        "day": "time",
         "click": "label",
         "buy": "label",
     }
@@ -48,6 +48,26 @@ def test_the_same_from_parquet_with_lists_and_times(tmp_path: Path) -> None:
     )
     table.write_parquet(tmp_path / "t.parquet")
     assert types(tmp_path / "t.parquet") == types(write(tmp_path, clicks(2000)))
+
+
+def test_times_are_told_by_their_values(tmp_path: Path) -> None:
+    table = pl.DataFrame(
+        {
+            "x": ["2024-01-01T10:00:00+02:00", "2024-05-01T11:30:00Z"] * 10,
+            "date": ["1.1.2024", "2.1.2024"] * 10,
+            "timestamp": [1_700_000_000, 1_700_000_001] * 10,
+            "lasting": pl.Series([1, 2] * 10, dtype=pl.Duration("us")),
+            "click": [0, 1] * 10,
+        }
+    )
+    table.write_parquet(tmp_path / "t.parquet")
+    assert types(tmp_path / "t.parquet") == {
+        "x": "time",
+        "date": "ignore",
+        "timestamp": "ignore",
+        "lasting": "ignore",
+        "click": "label",
+    }
 
 
 def test_named_labels_of_every_kind(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.outcomes import attempt, content
 from tests.fuzz.raw_tables import TableFile, parquet_tables, text_tables
 
-from gdod.data import Dataset, Inspection, TableSchema, inspect, load
+from gdod.data import Dataset, Encoder, FeatureOptions, Inspection, TableSchema, inspect, load
 from gdod.training import check_config, load_run, train
 from gdod.training.predict import evaluate_file, predict_file
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tables")
 
 
-def go_through(folder: Path, table: TableFile, stream: bool, split: str) -> str:
+def go_through(folder: Path, table: TableFile, stream: bool, split: str, features: FeatureOptions | None) -> str:
     """Return the step at which the table was refused, or how its predictions went."""
     work = folder / "work"
     rmtree(work, ignore_errors=True)
@@ -34,7 +34,7 @@ def go_through(folder: Path, table: TableFile, stream: bool, split: str) -> str:
     schema = schema_of(inspection, split)
     if schema is None:
         return "no schema"
-    data = prepared(path, schema, work / "cache", stream)
+    data = prepared(path, schema, work / "cache", stream, features)
     if data is None:
         return "not prepared"
     if not trained(work / "run", data):
@@ -55,14 +55,21 @@ def schema_of(inspection: Inspection, split: str) -> TableSchema | None:
     return attempt(lambda: TableSchema(**{**schema.to_json(), "split": {"by": split, "column": column}}))
 
 
-def prepared(path: Path, schema: TableSchema, cache: Path, stream: bool) -> Dataset | None:
+def prepared(
+    path: Path, schema: TableSchema, cache: Path, stream: bool, features: FeatureOptions | None
+) -> Dataset | None:
     before = content(cache)
-    data = attempt(lambda: load(path, schema=schema, cache=cache, stream=stream))
+    data = attempt(lambda: load(path, schema=schema, cache=cache, stream=stream, features=features))
     if data is None:
         assert content(cache) == before
         assert not list((cache / "prepared").glob("*")) if cache.exists() else True
         return None
-    assert load(path, schema=schema, cache=cache, stream=not stream).fingerprint == data.fingerprint
+    again = load(path, schema=schema, cache=cache, stream=not stream, features=features)
+    assert again.fingerprint == data.fingerprint
+    assert again.schema == data.schema == Encoder.load(cache / "prepared" / data.fingerprint).model_schema
+    for part in (data.train, data.validation, data.test):
+        for step in part.batches(64):
+            assert step.batch.numeric.isfinite().all()
     return data
 
 
@@ -89,26 +96,47 @@ def predicted(work: Path, path: Path, data: Dataset) -> str:
 
 
 SPLITS = st.sampled_from(["random", "random", "random", "time", "group"])
+FEATURES = st.none() | st.builds(
+    FeatureOptions,
+    statistics=st.booleans(),
+    sequences=st.booleans(),
+    pairs=st.sampled_from([60, 1, 0]),
+    columns=st.sampled_from([128, 5, 1]),
+    prior=st.sampled_from([10.0, 1e-300, 1e300]),
+    folds=st.sampled_from([10, 2, 64]),
+    keys=st.sampled_from([10**6, 65, 3, 1]),
+    bins=st.sampled_from([32, 3, 1, 0]),
+    rare=st.sampled_from([20, 1, 10**12]),
+    times=st.booleans(),
+    missing_flags=st.booleans(),
+)
 
 
 @settings(max_examples=80)
-@given(text_tables(), st.booleans(), SPLITS)
-def test_any_text_becomes_predictions_or_is_refused(folder: Path, table: TableFile, stream: bool, split: str) -> None:
-    go_through(folder, table, stream, split)
+@given(text_tables(), st.booleans(), SPLITS, FEATURES)
+def test_any_text_becomes_predictions_or_is_refused(
+    folder: Path, table: TableFile, stream: bool, split: str, features: FeatureOptions | None
+) -> None:
+    go_through(folder, table, stream, split, features)
 
 
 @settings(max_examples=50)
-@given(parquet_tables(), st.booleans(), SPLITS)
+@given(parquet_tables(), st.booleans(), SPLITS, FEATURES)
 def test_any_parquet_becomes_predictions_or_is_refused(
-    folder: Path, table: TableFile, stream: bool, split: str
+    folder: Path, table: TableFile, stream: bool, split: str, features: FeatureOptions | None
 ) -> None:
-    go_through(folder, table, stream, split)
+    go_through(folder, table, stream, split, features)
 
 
 @pytest.mark.slow
 @settings(max_examples=800)
-@given(text_tables() | parquet_tables(), st.booleans(), SPLITS)
+@given(text_tables() | parquet_tables(), st.booleans(), SPLITS, FEATURES)
 def test_any_table_becomes_predictions_or_is_refused_at_length(
-    folder: Path, table: TableFile, stream: bool, split: str
+    folder: Path, table: TableFile, stream: bool, split: str, features: FeatureOptions | None
 ) -> None:
-    go_through(folder, table, stream, split)
+    go_through(folder, table, stream, split, features)
+
+
+def test_every_option_of_features_is_drawn() -> None:
+    names = {field for field in FeatureOptions.model_fields if field in str(FEATURES)}
+    assert names == FeatureOptions.model_fields.keys()

@@ -12,7 +12,7 @@ from tests.data.clicks_table import clicks
 from tests.fuzz.outcomes import attempt, content
 from tests.fuzz.values import ANYTHING, LEAVES, SCRAPS, toml_file
 
-from gdod.data import TableSchema, load
+from gdod.data import FeatureOptions, TableSchema, load
 from gdod.data.tables.table_schema import COLUMN_TYPES, FileFormat, Split
 
 NAMES = list(clicks(1).columns)
@@ -42,6 +42,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "by": st.sampled_from(["random", "time", "group", "files"]),
     "column": st.sampled_from([None, *NAMES]),
     "format": st.sampled_from([None, "%Y-%m-%d", "%Y", "%", "%Q", "", "%H:%M"]),
+    "unit": st.sampled_from([None, "s", "ms", "us", "h"]),
     "seed": st.sampled_from([0, 1, 2**63, 10**30]),
     "validation": st.sampled_from([0, 0.1, 0.5, 0.999, 1e-300, "clicks.parquet", "*.csv", "."]),
     "test": st.sampled_from([0, 0.1, 0.5, 0.999, 1e-300, "clicks.parquet", "*.csv", "."]),
@@ -63,7 +64,7 @@ def columns(draw: st.DrawFn) -> dict[str, Any]:
         "city": ["categorical"],
         "age": ["numeric"],
         "seen": ["sequence"],
-        "day": ["ignore", "categorical"],
+        "day": ["ignore", "categorical", "time"],
         "click": ["label"],
         "buy": ["label"],
     }
@@ -94,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
+def use(folder: Path, text: str, kind: str, table: str, stream: bool, features: FeatureOptions | None = None) -> bool:
     """Reads a schema, prepares a table with it and takes a batch. After an error the cache is as it was."""
     path = folder / f"schema.{kind}"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -103,7 +104,9 @@ def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
         return False
     assert TableSchema(**json.loads(json.dumps(schema.to_json()))) == schema
     before = content(folder / "cache")
-    data = attempt(lambda: load(folder / table, schema=schema, cache=folder / "cache", stream=stream))
+    data = attempt(
+        lambda: load(folder / table, schema=schema, cache=folder / "cache", stream=stream, features=features)
+    )
     if data is None:
         assert content(folder / "cache") == before
         return False
@@ -113,15 +116,19 @@ def use(folder: Path, text: str, kind: str, table: str, stream: bool) -> bool:
     return True
 
 
+TABLES = st.sampled_from(["clicks.csv", "clicks.parquet"])
+FEATURES = st.sampled_from([None, FeatureOptions(), FeatureOptions(rare=1, keys=10, folds=3)])
+
+
 def written(schema: dict[str, Any], kind: str) -> str:
     return toml_file(schema) if kind == "toml" else yaml.safe_dump(schema, allow_unicode=True)
 
 
-@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), st.sampled_from(["clicks.csv", "clicks.parquet"]), st.booleans())
+@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), TABLES, st.booleans(), FEATURES)
 def test_any_schema_is_used_or_refused(
-    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool
+    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool, features: FeatureOptions | None
 ) -> None:
-    use(folder, written(schema, kind), kind, table, stream)
+    use(folder, written(schema, kind), kind, table, stream, features)
 
 
 @given(SCRAPS, st.sampled_from(["yaml", "toml"]))
@@ -131,8 +138,8 @@ def test_any_text_is_a_schema_or_refused(folder: Path, text: str, kind: str) -> 
 
 @pytest.mark.slow
 @settings(max_examples=800)
-@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), st.sampled_from(["clicks.csv", "clicks.parquet"]), st.booleans())
+@given(SCHEMAS, st.sampled_from(["yaml", "toml"]), TABLES, st.booleans(), FEATURES)
 def test_any_schema_is_used_or_refused_at_length(
-    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool
+    folder: Path, schema: dict[str, Any], kind: str, table: str, stream: bool, features: FeatureOptions | None
 ) -> None:
-    use(folder, written(schema, kind), kind, table, stream)
+    use(folder, written(schema, kind), kind, table, stream, features)

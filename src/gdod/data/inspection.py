@@ -15,8 +15,10 @@ from gdod._checks import listed, nearest
 from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
+from gdod.data.tables.frames import is_pattern
 from gdod.data.tables.read import columns_of, read_chunks
 from gdod.data.tables.table_schema import FileFormat, TableSchema
+from gdod.data.tables.times import moments
 from gdod.data.tables.values import text, usable
 from gdod.errors import InputError
 
@@ -101,7 +103,7 @@ class Inspection:
         looked = f"{self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
         lines = [
             f"# From {looked} of {_printable(self.source)}. Change what is wrong:",
-            "# categorical, numeric, sequence, weight, label (kind: binary, regression or multiclass) or ignore.",
+            "# categorical, numeric, sequence, time, weight, label (kind: binary, regression or multiclass) or ignore.",
             "columns:",
         ]
         if not any(column.type == "label" for column in self.columns):
@@ -164,16 +166,18 @@ class _Column:
         self.name, self.tokens = name, missing
         self.lists = self.temporal = False
         self.unusable = "" if name else "has no name, as the row numbers that some programs write"
+        if is_pattern(name):
+            self.unusable = "has a name that polars takes for a pattern"
         self.missing = 0
         self._counts = ValueCounts()
 
     def add(self, column: pl.Series) -> None:
-        kind = column.dtype
+        kind, column = column.dtype, column.alias("")
         self.lists |= isinstance(kind, pl.List | pl.Array)
         self.temporal |= kind.is_temporal()
         if not usable(kind):
             self.unusable = f"holds {kind}, of which nothing can be made"
-            column = pl.Series(self.name, [None], dtype=pl.String).new_from_index(0, len(column))
+            column = pl.Series([None], dtype=pl.String).new_from_index(0, len(column))
         if self.lists and usable(kind):
             lists = list_texts(column, " ", self.tokens, 1 << 30)
             values, self.missing = lists.values, self.missing + lists.empty
@@ -263,7 +267,9 @@ def _feature_type(column: _Column) -> Guess:
         or _TIME.search(column.name.lower())
         or column.counts["value"][:50].str.contains(_DATE.pattern).all()
     ):
-        return "ignore", {}, "a time: of use to split by"
+        # Not by its name alone: numbers may count from anywhere, and a span is no moment.
+        read = moments(column.counts["value"][:50], ()).null_count() == 0 and column.numbers is None
+        return ("time", {}, "") if read else ("ignore", {}, "a time: of use to split by")
     if column.numbers is not None:
         return _number_type(column, column.numbers)
     if separator := _separator(column):

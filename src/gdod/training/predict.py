@@ -16,7 +16,7 @@ from gdod.data.parts.part import MemoryPart, Minibatch
 from gdod.data.preparing.encoder import Encoded
 from gdod.data.preparing.stored import examples
 from gdod.data.tables.files import PARQUET, TEXT, find_files, kind
-from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.frames import arrow, chosen, polars
 from gdod.data.tables.read import Chunk, columns_of, read_chunks
 from gdod.data.tables.values import Origin
 from gdod.errors import InputError
@@ -79,7 +79,8 @@ def predict_file(
     with whole(out) as part, closing(_writer(part, out, empty)) as writer:
         for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
             predictions = _predictions(run, chunk, batch, unseen)
-            writer.write(pl.concat([chunk.frame.select(keep), predictions], how="horizontal") if keep else predictions)
+            kept = [chosen(chunk.frame, keep), predictions]
+            writer.write(pl.concat(kept, how="horizontal") if keep else predictions)
             rows += len(predictions)
             told(rows)
     return PredictedFile(rows, (*keep, *prediction_columns(run)), (*notes, *unseen.notes(_place(files))))
@@ -142,13 +143,13 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
         raise InputError(
             f"--keep {sorted(both)[0]!r} has the name of a task, whose column holds predictions; rename it"
         )
-    features = [name for name in run.encoder.table_schema.features if name in there]
+    features = [name for name in run.encoder.inputs if name in there]
     return [*features, *(name for name in keep if name not in features)], notes
 
 
 def _check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...]:
     """Return notes on features that have no column; raise an InputError if none has one."""
-    features = run.encoder.table_schema.features
+    features = run.encoder.inputs
     absent = [name for name in features if name not in there]
     if len(absent) == len(features):
         raise InputError(f"{where} has none of the columns {listed(features)}; it has {listed(there)}")

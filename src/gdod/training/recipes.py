@@ -146,6 +146,7 @@ def _sentences(config: TrainConfig, chosen: Settings, table: TableSize) -> list[
             f"input: target statistics of columns and of at most {features.pairs} pairs, numbers in at most "
             f"{features.bins} bins, values with fewer than {features.rare} rows share a vector: less is left to learn"
         )
+        said.append("times: hour, weekday, month and age of columns of dates and times, where the split allows it")
     if "optimizer" in chosen:
         optimizer = config.optimizer
         said.append(

@@ -398,6 +398,115 @@ def test_rare_values_share_an_id_but_not_their_statistics(tmp_path: Path) -> Non
     assert every.data.schema.categorical[0].cardinality == 1
 
 
+def with_sequences(count: int = 1500) -> pl.DataFrame:
+    """Return the table with values of which some decide, some are noise, many of them rare, and some rows have none."""
+    draw = np.random.default_rng(8)
+    lists = [draw.choice(12, draw.integers(0, 5), replace=False) for _ in range(count)]
+    good = np.array([(one < 6).mean() if len(one) else 0.5 for one in lists])
+    noise = [" ".join(f"n{value}" for value in draw.integers(0, 800, draw.integers(0, 4))) for _ in range(count)]
+    return rows(count).with_columns(
+        click=pl.Series((draw.random(count) < 0.1 + 0.8 * good).astype(int)),
+        seen=pl.Series([" ".join(map(str, one)) for one in lists]),
+        noise=pl.Series(noise),
+    )
+
+
+SEQUENCES = {**COLUMNS, "seen": "sequence", "noise": {"type": "sequence", "longest": 2}}
+
+
+def test_sequences_have_the_means_of_their_values(tmp_path: Path) -> None:
+    frame = with_sequences()
+    made = Made(tmp_path, frame, columns=SEQUENCES)
+    assert "of 4 categorical and sequence columns" in made.data.notes[0]
+    clicks = {part: made.raw(part)["click"].to_numpy().astype(float) for part in made.parts}
+    for part in made.parts:
+        assert auc(made.parts[part]["click | seen"].astype(float), clicks[part]) > 0.7
+        assert abs(auc(made.parts[part]["click | noise"].astype(float), clicks[part]) - 0.5) < 0.09
+    naive = made.data.encoder.encode(made.raw("train")).examples.numeric
+    names = [field.name for field in made.data.schema.numeric]
+    assert auc(naive[:, names.index("click | noise")].numpy().astype(float), clicks["train"]) > 0.7
+    assert not [name for name in names if "×" in name and ("seen" in name or "noise" in name)]
+    # Worked out by hand for rows of the test part: over all training rows with the value, in the last two of a row.
+    train, rate = made.raw("train"), (clicks["train"].sum() + 1) / (len(clicks["train"]) + 2)
+    values = train["noise"].str.split(" ").list.tail(2).to_list()
+    for at, told in enumerate(made.parts["test"]["click | noise"][:40]):
+        numbers = []
+        for value in made.raw("test")["noise"][at].split(" ")[-2:] if made.raw("test")["noise"][at] else []:
+            with_it = [label for one, label in zip(values, clicks["train"], strict=True) for two in one if two == value]
+            smooth = (sum(with_it) + 10 * rate) / (len(with_it) + 10)
+            numbers.append(math.log(smooth / (1 - smooth)) - math.log(rate / (1 - rate)))
+        assert told == pytest.approx(np.mean(numbers) if numbers else 0, abs=1e-5)
+    off = Made(tmp_path, frame, options=OPTIONS.model_copy(update={"sequences": False}), columns=SEQUENCES)
+    assert not [name for name in off.data.schema.names if name.endswith(("| seen", "| noise"))]
+
+
+@pytest.mark.parametrize("split", [RANDOM, TIME, GROUP], ids=["random", "time", "group"])
+def test_sequences_do_not_see_their_own_label(split: Mapping[str, object], tmp_path: Path) -> None:
+    before = Made(tmp_path, with_sequences(), split, columns=SEQUENCES)
+    for at in (5, 500):
+        after = Made(tmp_path, flipped(with_sequences(), before.places()[at]), split, columns=SEQUENCES)
+        different = differs(before, after)
+        assert not different[at]
+        assert different.any()
+        days, users = (before.raw("train")[name].to_numpy() for name in ("day", "user"))
+        hidden = {"time": days <= days[at], "group": users == users[at], "random": days < 0}[str(split["by"])]
+        assert not different[hidden].any()
+
+
+def test_sequences_are_predicted_from_and_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = FeatureOptions(rare=40)
+    made = Made(tmp_path, with_sequences(), options=options, columns=SEQUENCES)
+    stored = made.data.test.examples  # type: ignore[attr-defined]
+    made.data.encoder.save(tmp_path)
+    again = Encoder.load(tmp_path).encode(made.raw("test")).examples
+    order = stored.numeric[:, 0].argsort()
+    assert torch.equal(stored.numeric[order], again.numeric)
+    for one, other in zip(stored.sequences, again.sequences, strict=True):
+        assert torch.equal(one[order], other)
+    for one, field in zip(stored.sequences, made.data.schema.sequences, strict=True):
+        assert one.max() <= field.cardinality
+    assert made.data.schema.sequences[1].cardinality == 1  # all are rare to the model, and have statistics
+    assert len(np.unique(made.parts["train"]["click | noise"])) > 100
+    monkeypatch.setattr(gdod.data.tables.read, "_BLOCK_BYTES", 2_000)
+    monkeypatch.setattr("gdod.data.preparing.target_statistics._TOGETHER", 7)
+    (tmp_path / "pieces").mkdir()
+    pieces = Made(tmp_path / "pieces", with_sequences(), options=options, columns=SEQUENCES)
+    for part in made.parts:
+        for name, numbers in made.parts[part].items():
+            np.testing.assert_allclose(pieces.parts[part][name], numbers, rtol=1e-5, atol=1e-6)
+
+
+OTHERS: dict[str, object] = {
+    "statistics": False,
+    "sequences": False,
+    "pairs": 0,
+    "columns": 9,
+    "prior": 3.0,
+    "folds": 4,
+    "keys": 7,
+    "bins": 4,
+    "rare": 300,
+    "times": False,
+    "missing_flags": False,
+}
+
+
+def test_every_option_changes_the_fingerprint_and_what_comes_out(tmp_path: Path) -> None:
+    assert OTHERS.keys() == FeatureOptions.model_fields.keys()
+    when = pl.datetime_range(pl.datetime(2024, 1, 1), pl.datetime(2024, 1, 26), "1h", eager=True)[:600]
+    with_sequences(600).with_columns(when=when).write_csv(tmp_path / "t.csv")
+    schema = TableSchema(columns={**SEQUENCES, "when": "time"})
+    prints, encoders, numbers = set(), set(), set()
+    for options in ({}, *({name: value} for name, value in OTHERS.items())):
+        features = FeatureOptions(**options)  # type: ignore[arg-type]
+        folder = prepare(tmp_path / "t.csv", schema=schema, cache=tmp_path / "cache", features=features)
+        prints.add(folder.name)
+        encoders.add((folder / "encoder.json").read_bytes())
+        numbers.add((folder / "train-00000.parquet").read_bytes() + (folder / "encoder.json").read_bytes())
+    assert len(prints) == len(numbers) == len(OTHERS) + 1
+    assert len(encoders) >= len(OTHERS)
+
+
 def sources(made: Made) -> list[str]:
     return [name.removeprefix("rows | ") for name in made.data.schema.names if name.startswith("rows | ")]
 
@@ -441,6 +550,11 @@ def test_a_table_of_numbers_only(tmp_path: Path) -> None:
     assert names == ["row", "age", "age is missing"]
     again = Encoder.load(made.folder).encode(made.raw("test")).examples.numeric
     assert torch.equal(again, torch.from_numpy(np.stack([made.parts["test"][name] for name in names], 1)))
+
+
+def test_flags_for_missing_numbers_can_be_left_out(tmp_path: Path) -> None:
+    names = Made(tmp_path, rows(), options=FeatureOptions(missing_flags=False)).data.schema.names
+    assert not [name for name in names if "is missing" in name]
 
 
 def test_bins_have_as_many_training_rows_each(tmp_path: Path) -> None:

@@ -201,3 +201,27 @@ def test_counts_stay_within_their_memory() -> None:
 
 def test_hashes_are_the_same_everywhere() -> None:
     assert hashed(np.array([0, 1, 2, 10**12]), 1_000).tolist() == [0, 789, 730, 471]
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e100, -1e3])
+def test_the_unit_of_a_number_does_not_matter(scale: float) -> None:
+    plain, scaled = Rows(), Rows()
+    scaled.labels[:, 1] *= scale
+    for source in SOURCES:
+        one, other = (rows.training_numbers(rows.fit(), source)[:, 1] for rows in (plain, scaled))
+        np.testing.assert_allclose(other, one * np.sign(scale), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "labels", [[1e308, -1e308], [1e200, 1e200 * (1 + 1e-9)], [1.7e9, 1.7e9 + 1e-6], [3e150, 3e150]]
+)
+def test_labels_that_no_square_can_hold_or_tell_apart(labels: list[float]) -> None:
+    rows = Rows()
+    rows.labels[:, 1] = np.resize(labels, len(rows.labels))
+    for in_time in (False, True):
+        fitting = rows.fit(in_time)
+        for source in SOURCES:
+            numbers = rows.training_numbers(fitting, source)
+            assert np.isfinite(numbers).all()
+            assert np.abs(numbers).max() < math.sqrt(len(numbers))
+            assert np.isfinite(fitting.gains()[source]).all()

@@ -12,7 +12,7 @@ import torch
 from tests.data.clicks_table import SCHEMA, WITHOUT_TEST, clicks, schema, write
 
 from gdod import InputError
-from gdod.data import TableSchema, load
+from gdod.data import TableSchema, inspect, load
 from gdod.data.parts.part import Examples, MemoryPart
 
 
@@ -180,3 +180,18 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="has no file"):
         load(tmp_path / "empty", schema=SCHEMA, cache=tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["*", "^.*$", "^click$"])
+def test_names_that_are_patterns_to_polars_can_be_ignored(tmp_path: Path, name: str) -> None:
+    expected = load(write(tmp_path), schema=inspect(write(tmp_path)).schema(), cache=tmp_path / "c").schema
+    table, path = clicks().with_columns(pl.Series(name, [1, 2] * 300)), tmp_path / "t.parquet"
+    table.write_parquet(path)
+    for file in (path, write(tmp_path, table)):
+        found = inspect(file)
+        assert {column.name: column.type for column in found.columns}[name] == "ignore"
+        assert load(file, schema=found.schema(), cache=tmp_path / "c").schema == expected
+        with pytest.raises(InputError, match="has a name that polars takes for a pattern"):
+            inspect(file, labels=[name])
+    with pytest.raises(InputError, match="can only be ignored, since polars takes its name for a pattern"):
+        TableSchema(columns={**found.schema().to_json()["columns"], name: "numeric"})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gdod._files import digest, whole
 from gdod.data.preparing.target_statistics import Source, SourceTable, Target
+from gdod.data.preparing.time_fields import TimeFields
 from gdod.errors import InputError
 
 Numbers = NDArray[np.float32]
@@ -25,13 +26,10 @@ _COUNT_SCALE = np.float32(5)
 
 @dataclass(frozen=True)
 class AddedFields:
-    """What `gdod.data.preparing.feature_options.FeatureOptions` made of a table's training part.
-
-    Sequence columns have no statistics yet.
-    """
+    """What `gdod.data.preparing.feature_options.FeatureOptions` made of a table's training part."""
 
     kept: Mapping[str, int] = field(default_factory=dict)
-    """The largest id of each categorical column that the model sees; those of rarer values become 0."""
+    """The largest id of each categorical and sequence column that the model sees; those of rarer values become 0."""
     flags: tuple[str, ...] = ()
     """Numeric columns with missing values in the training part; each has a field that is 1 where there is none."""
     targets: tuple[Target, ...] = ()
@@ -40,6 +38,8 @@ class AddedFields:
     """The statistics of each column and pair of columns, from all training rows."""
     bins: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The edges of the bins of numeric fields, of the table's columns and added ones, by name."""
+    times: tuple[TimeFields, ...] = ()
+    """What is made of columns of times, before anything else."""
 
     def names(self, taken: Iterable[str]) -> tuple[str, ...]:
         """Return the names of the added fields, all different and none of them ``taken`` by a column."""
@@ -78,6 +78,7 @@ class AddedFields:
                 for source, table in self.statistics.items()
             ],
             "bins": {name: list(edges) for name, edges in self.bins.items()},
+            "times": [asdict(fields) for fields in self.times],
         }
 
     @classmethod
@@ -89,6 +90,7 @@ class AddedFields:
             tuple(Target(**target) for target in content["targets"]),
             _read_statistics(statistics, content) if content["sources"] else {},
             {name: tuple(edges) for name, edges in content["bins"].items()},
+            tuple(TimeFields(**fields) for fields in content.get("times", ())),
         )
 
     def write_statistics(self, path: Path) -> str:

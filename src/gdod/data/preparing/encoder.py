@@ -17,7 +17,8 @@ from gdod.data.parts.part import MemoryPart
 from gdod.data.preparing.added_fields import AddedFields
 from gdod.data.preparing.scaling import Scaling
 from gdod.data.preparing.stored import examples
-from gdod.data.preparing.target_statistics import Source, keys_of
+from gdod.data.preparing.target_statistics import IdsByColumn, SequenceIds, Source, by_row, keys_of
+from gdod.data.preparing.time_fields import extended, with_times
 from gdod.data.preparing.vocabulary import Vocabulary
 from gdod.data.tables.columns import label_values, list_texts, padded, weight_values
 from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn, TableSchema
@@ -29,9 +30,6 @@ FORMAT = 1
 # With added fields, which a version that knows only the first format must not ignore.
 FORMAT_WITH_ADDED_FIELDS = 2
 _FILE, _STATISTICS = "encoder.json", "statistics.parquet"
-
-Ids = Mapping[str, NDArray[np.int64]]
-"""The ids of categorical columns, rare values among them, and `Encoder.largest_ids` for unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Encoder:
     @property
     def model_schema(self) -> Schema:
         """The fields of the model's input, for `gdod.models.build`."""
-        of, sizes = self.table_schema.of, {name: values.cardinality for name, values in self.vocabularies.items()}
+        of, sizes = self.extended_schema.of, {name: values.cardinality for name, values in self.vocabularies.items()}
         if self.added is not None:
             sizes |= {name: max(1, kept) for name, kept in self.added.kept.items()}
         bins = self.added.bins if self.added is not None else {}
@@ -80,12 +78,28 @@ class Encoder:
     @property
     def numeric(self) -> tuple[str, ...]:
         """The names of all numeric fields: first those of the columns, then added ones."""
-        return (*self.table_schema.of(NumericColumn), *self.added_names)
+        return (*self.extended_schema.of(NumericColumn), *self.added_names)
 
     @cached_property
     def added_names(self) -> tuple[str, ...]:
-        """The names of the numeric fields that are not columns of the table."""
-        return () if self.added is None else self.added.names(self.table_schema.columns)
+        """The names of the numeric fields that are neither columns of the table nor made of its times."""
+        return () if self.added is None else self.added.names(self.extended_schema.columns)
+
+    @cached_property
+    def extended_schema(self) -> TableSchema:
+        """The columns of the table, and those that are made of its times."""
+        return extended(self.table_schema, () if self.added is None else self.added.times)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the columns of the raw table that the model's input is made of."""
+        times = () if self.added is None else self.added.times
+        return (*self.table_schema.features, *(fields.column for fields in times))
+
+    def with_times(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of the raw table with the columns that are made of times."""
+        times = () if self.added is None else self.added.times
+        return with_times(frame, times, self.table_schema.file.missing)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -107,10 +121,9 @@ class Encoder:
         """
         if not isinstance(frame, pl.DataFrame):
             raise InputError(f"encode got a {type(frame).__name__}; expected a polars DataFrame")
-        features = self.table_schema.features
-        absent = [name for name in features if name not in frame.columns]
-        if len(absent) == len(features):
-            raise InputError(f"the table has none of the columns {listed(features)}; it has {listed(frame.columns)}")
+        absent = [name for name in self.inputs if name not in frame.columns]
+        if len(absent) == len(self.inputs):
+            raise InputError(f"the table has none of the columns {listed(self.inputs)}; it has {listed(frame.columns)}")
         notes = [f"the table has no column {name!r}; it counts as missing in every row" for name in absent]
         encoded = self.encode_frame(frame, Origin(), labels=labels)
         for name, count in encoded.unknown.items():
@@ -126,8 +139,8 @@ class Encoder:
         ``look_up`` gives the target statistics of these rows; None: they are no training rows, so that their
         statistics are those of the whole training part.
         """
-        rows = _Rows(frame, origin)
-        columns = [self._feature(name, rows) for name in self.table_schema.features]
+        rows = _Rows(self.with_times(frame), origin)
+        columns = [self._feature(name, rows) for name in self.extended_schema.features]
         if self.added is not None:
             chosen = look_up or self._statistics
             numbers = self.added.numbers(rows.gaps, lambda source: chosen(source, rows.ids))
@@ -137,7 +150,7 @@ class Encoder:
         return Encoded(pl.DataFrame({column.name: column for column in columns}), rows.missing, rows.unknown)
 
     def _feature(self, name: str, rows: "_Rows") -> pl.Series:
-        column, tokens = self.table_schema.columns[name], self.table_schema.file.missing
+        column, tokens = self.extended_schema.columns[name], self.table_schema.file.missing
         values = _column(rows.frame, name)
         if isinstance(column, NumericColumn):
             known = finite_numbers(values, tokens, rows.origin)
@@ -146,6 +159,10 @@ class Encoder:
         if isinstance(column, SequenceColumn):
             lists = list_texts(values, column.separator, tokens, column.longest)
             ids = self.vocabularies[name].ids(lists.values)
+            if self.added is not None:
+                every = np.where(ids == 0, self.largest_ids[name], ids).astype(np.int64)
+                rows.ids[name] = SequenceIds(every, lists.rows, len(rows.frame))
+                ids = np.where(ids <= self.added.kept[name], ids, np.int32(0))
             rows.missing[name], rows.unknown[name] = lists.empty, int((ids == 0).sum())
             matrix = padded(ids, lists.rows, len(rows.frame), self.longest[name])
             return pl.Series(name, matrix, dtype=pl.Array(pl.Int32, self.longest[name]))
@@ -168,9 +185,9 @@ class Encoder:
         """
         return {name: len(values) + 1 for name, values in self.vocabularies.items()}
 
-    def _statistics(self, source: Source, ids: Ids) -> NDArray[np.float32]:
+    def _statistics(self, source: Source, ids: IdsByColumn) -> NDArray[np.float32]:
         assert self.added is not None
-        return self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids))
+        return by_row(source, ids, self.added.statistics[source].look_up(keys_of(source, ids, self.largest_ids)))
 
     def _labels(self, frame: pl.DataFrame, origin: Origin, missing: dict[str, int]) -> list[pl.Series]:
         """Return the columns of labels and weight, as far as the table has them."""
@@ -235,8 +252,9 @@ class Encoder:
         return cls.from_json(read_json(folder / _FILE, what), folder / _STATISTICS)
 
 
-IdsLookUp = Callable[[Source, Ids], NDArray[np.float32]]
-"""Gives the statistics of a source for rows with these ids. [n, T + 1]"""
+IdsLookUp = Callable[[Source, IdsByColumn], NDArray[np.float32]]
+"""Gives the statistics of a source for rows with these ids, rare values among them, and `Encoder.largest_ids` for
+unknown ones. [n, T + 1]"""
 
 
 @dataclass
@@ -245,7 +263,7 @@ class _Rows:
 
     frame: pl.DataFrame
     origin: Origin
-    ids: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    ids: dict[str, NDArray[np.int64] | SequenceIds] = field(default_factory=dict)
     gaps: dict[str, pl.Series] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)

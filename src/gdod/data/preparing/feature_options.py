@@ -4,16 +4,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FeatureOptions(BaseModel):
-    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1.
-
-    Besides what can be set here, a numeric column with missing values in the training part gets a field that says
-    where they are. Sequence columns have no statistics yet.
-    """
+    """What is made of the columns for a strong model. Without any of it: ids, and numbers brought to scale 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     statistics: bool = True
     """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
+    sequences: bool = True
+    """Whether sequence columns get them, too: the means of those of a row's values."""
     pairs: int = Field(default=60, ge=0)
     """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
     most beyond the better of their columns, in up to 50,000 training rows."""
@@ -30,5 +28,9 @@ class FeatureOptions(BaseModel):
     """Most bins of the piecewise-linear encoding of a number; 0: numbers stay as they are."""
     rare: int = Field(default=20, ge=1)
     """Values with fewer training rows than this share one id vector, unless the schema says otherwise."""
+    times: bool = True
+    """Whether columns of dates and times, and the one that a split by time goes by, give hour, weekday, month and the
+    age of the row: see `gdod.data.preparing.time_fields`."""
     missing_flags: bool = True
-    """Whether a numeric column with missing values gets a second number that says so."""
+    """Whether a numeric column with missing values in the training part gets a second number that says where they
+    are."""

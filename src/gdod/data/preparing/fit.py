@@ -8,6 +8,7 @@ from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.scaling import Moments
 from gdod.data.preparing.split import TRAIN, Parts
+from gdod.data.preparing.time_fields import TimeFields, extended, fit_times, with_times
 from gdod.data.preparing.vocabulary import Vocabulary, VocabularyCounts
 from gdod.data.tables.columns import label_values, list_texts, weight_values
 from gdod.data.tables.raw_table import RawTable
@@ -21,7 +22,8 @@ def fit(table: RawTable, schema: TableSchema, parts: Parts, options: FeatureOpti
 
     With options it also knows which values are rare and which numbers can be missing, but no statistics yet.
     """
-    fitting = _Fitting(schema, options)
+    times = fit_times(table, schema, parts) if options is not None and options.times else ()
+    fitting = _Fitting(schema, options, times)
     first = 0
     for chunk in table.chunks(schema.needed):
         rows = np.flatnonzero(parts[first : first + len(chunk.frame)] == TRAIN)
@@ -34,8 +36,9 @@ def fit(table: RawTable, schema: TableSchema, parts: Parts, options: FeatureOpti
 class _Fitting:
     """The state of the fit after some chunks of training rows."""
 
-    def __init__(self, schema: TableSchema, options: FeatureOptions | None) -> None:
-        self.schema, self.options = schema, options
+    def __init__(self, raw: TableSchema, options: FeatureOptions | None, times: tuple[TimeFields, ...]) -> None:
+        schema = extended(raw, times)
+        self.raw, self.schema, self.options, self.times = raw, schema, options, times
         named = {**schema.of(CategoricalColumn), **schema.of(SequenceColumn)}
         self.counts = {name: VocabularyCounts(name, column.limit) for name, column in named.items()}
         self.moments = {name: Moments(column.scale) for name, column in schema.of(NumericColumn).items()}
@@ -51,6 +54,7 @@ class _Fitting:
 
     def add(self, frame: pl.DataFrame, origin: Origin) -> None:
         missing = self.schema.file.missing
+        frame = with_times(frame, self.times, missing)
         for name, column in self.schema.columns.items():
             if isinstance(column, CategoricalColumn):
                 self.counts[name].add(text(frame[name], missing))
@@ -90,13 +94,12 @@ class _Fitting:
         added = None
         if self.options is not None:
             kept = {name: counts.frequent(self._rare(name)) for name, counts in self.counts.items()}
-            for name in vocabularies:
-                # Statistics tell rare values of a categorical column apart; of sequences there are none.
-                values = self.counts[name].values()
-                vocabularies[name] = Vocabulary(values[: kept.pop(name)] if name in self.longest else values)
-            added = AddedFields(kept, tuple(name for name, count in self.gaps.items() if count))
+            # Statistics tell rare values apart.
+            vocabularies = {name: Vocabulary(counts.values()) for name, counts in self.counts.items()}
+            gaps = tuple(name for name, count in self.gaps.items() if count) if self.options.missing_flags else ()
+            added = AddedFields(kept, gaps, times=self.times)
         return Encoder(
-            self.schema,
+            self.raw,
             vocabularies,
             {name: moments.scaling() for name, moments in self.moments.items()},
             {name: self._classes(name) for name, label in self.schema.labels.items() if label.kind == "multiclass"},

@@ -8,14 +8,23 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gdod.data.preparing.encoder import Encoder, Ids, IdsLookUp
+from gdod.data.preparing.encoder import Encoder, IdsLookUp
 from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.folds import assign_folds
 from gdod.data.preparing.split import TRAIN, Parts
-from gdod.data.preparing.target_statistics import Fitting, Folds, Source, SourceTable, Target
-from gdod.data.tables.columns import label_values, weight_values
+from gdod.data.preparing.target_statistics import (
+    Fitting,
+    Folds,
+    IdsByColumn,
+    SequenceIds,
+    Source,
+    SourceTable,
+    Target,
+    by_row,
+)
+from gdod.data.tables.columns import label_values, list_texts, weight_values
 from gdod.data.tables.raw_table import RawTable
-from gdod.data.tables.table_schema import CategoricalColumn
+from gdod.data.tables.table_schema import CategoricalColumn, SequenceColumn
 from gdod.data.tables.values import Origin, text
 
 # Of a label with more classes, the most frequent ones have statistics.
@@ -42,8 +51,9 @@ class TrainingStatistics:
         """Return what gives the statistics of the training rows at these places in the table."""
         folds = self.folds[rows].astype(np.int64)
 
-        def of_ids(source: Source, ids: Ids) -> NDArray[np.float32]:
-            return self.tables[source].look_up(self.fitting.training_keys(source, ids, folds))
+        def of_ids(source: Source, ids: IdsByColumn) -> NDArray[np.float32]:
+            keys = self.fitting.training_keys(source, ids, folds)
+            return by_row(source, ids, self.tables[source].look_up(keys))
 
         return of_ids
 
@@ -66,7 +76,7 @@ class _LabelTarget:
 class _Rows:
     """Training rows as statistics are fitted to them."""
 
-    ids: dict[str, NDArray[np.int64]]
+    ids: dict[str, NDArray[np.int64] | SequenceIds]
     folds: NDArray[np.int64]  # [n]
     labels: NDArray[np.float64]  # [n, K], nan where there is none
     weights: NDArray[np.float64] | None  # [n], mean 1 over the training part
@@ -88,8 +98,10 @@ def fit_statistics(
     split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
     folds = Folds(options.folds, in_time=split.by == "time")
     of_rows = assign_folds(table, parts, split, missing, options.folds)
-    columns = [name for name in encoder.table_schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
-    source_rows = _SourceRows(table, encoder, columns, of_rows)
+    schema = encoder.extended_schema
+    columns = [name for name in schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
+    sequences = [name for name in schema.of(SequenceColumn) if options.sequences and len(encoder.vocabularies[name])]
+    source_rows = _SourceRows(table, encoder, [*columns, *sequences], of_rows)
     sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
     targets = _targets(encoder, sample.labels)
 
@@ -107,13 +119,14 @@ def fit_statistics(
         return means
 
     room = options.columns // (len(targets) + 1)
-    every: list[Source] = [(name,) for name in columns]
+    every: list[Source] = [(name,) for name in (*columns, *sequences)]
     most = max(0, min(options.pairs, room - len(every)))
     candidates: list[Source] = list(combinations(columns, 2)) if most else []
     alone = gains(every) if len(every) > room or len(candidates) > most else {}
     singles, pairs = _best(every, alone, room), candidates
     if len(candidates) > most:
-        candidates = list(combinations([column for (column,) in _best(every, alone, _MOST_PAIRED)], 2))
+        paired: list[Source] = [(name,) for name in columns]
+        candidates = list(combinations([column for (column,) in _best(paired, alone, _MOST_PAIRED)], 2))
         # A pair that alone tells less than one of its columns may still add to both, so even those have a rank.
         beyond = {pair: gain - max(alone[(one,)] for one in pair) for pair, gain in gains(candidates).items()}
         pairs = _best(candidates, beyond, most)
@@ -126,7 +139,8 @@ def fit_statistics(
     # What is zero in every training row (say, the column that groups are of) would be news to a model later on.
     told = {source: table for source, table in tables.items() if training[source].numbers.any()}
     kinds = tuple(target.target for target in targets)
-    note = _note(sum(source in told for source in singles), len(columns), len(told), len(candidates), len(targets))
+    what = f"{len(every)} {'categorical and sequence' if sequences else 'categorical'} columns"
+    note = _note(sum(source in told for source in singles), what, len(told), len(candidates), len(targets))
     return (
         replace(encoder, added=replace(encoder.added, targets=kinds, statistics=told)),
         TrainingStatistics({source: training[source] for source in told}, counted, of_rows),
@@ -142,9 +156,9 @@ def _best(sources: list[Source], gains: dict[Source, float], most: int) -> list[
     return [source for source in sources if source in chosen]
 
 
-def _note(singles: int, columns: int, sources: int, candidates: int, targets: int) -> str:
+def _note(singles: int, columns: str, sources: int, candidates: int, targets: int) -> str:
     of_pairs = f" and {sources - singles} of {candidates:,} pairs" if candidates else ""
-    return f"target statistics: {targets + 1} numbers for each of {singles} of {columns} categorical columns{of_pairs}"
+    return f"target statistics: {targets + 1} numbers for each of {singles} of {columns}{of_pairs}"
 
 
 def _sample(parts: Parts, seed: int, columns: int) -> NDArray[np.bool_]:
@@ -197,7 +211,7 @@ class _SourceRows:
         """Return all chosen rows at once."""
         parts = list(self.chunks(chosen))
         return _Rows(
-            {name: np.concatenate([part.ids[name] for part in parts]) for name in self.columns},
+            {name: _joined([part.ids[name] for part in parts]) for name in self.columns},
             np.concatenate([part.folds for part in parts]),
             np.concatenate([part.labels for part in parts]),
             None if parts[0].weights is None else np.concatenate([part.weights for part in parts]),
@@ -216,6 +230,24 @@ class _SourceRows:
         if schema.weight is not None:
             known = weight_values(frame[schema.weight], schema.file.missing, origin)
             weights = known.fill_null(encoder.weight).to_numpy() / encoder.weight
-        texts = {name: text(frame[name], schema.file.missing) for name in self.columns}
-        ids = {name: encoder.vocabularies[name].ids(texts[name]).astype(np.int64) for name in self.columns}
-        return _Rows(ids, folds.astype(np.int64), labels, weights)
+        frame = encoder.with_times(frame)
+        return _Rows({name: self._ids(frame, name) for name in self.columns}, folds.astype(np.int64), labels, weights)
+
+    def _ids(self, frame: pl.DataFrame, name: str) -> NDArray[np.int64] | SequenceIds:
+        """Return the ids of a column of training rows, none of which is unknown."""
+        schema = self.encoder.extended_schema
+        column, missing, vocabulary = schema.columns[name], schema.file.missing, self.encoder.vocabularies[name]
+        if not isinstance(column, SequenceColumn):
+            return vocabulary.ids(text(frame[name], missing)).astype(np.int64)
+        lists = list_texts(frame[name], column.separator, missing, column.longest)
+        return SequenceIds(vocabulary.ids(lists.values).astype(np.int64), lists.rows, len(frame))
+
+
+def _joined(parts: Sequence[NDArray[np.int64] | SequenceIds]) -> NDArray[np.int64] | SequenceIds:
+    """Return the ids of a column in all rows from those in some."""
+    sequences = [part for part in parts if isinstance(part, SequenceIds)]
+    if not sequences:
+        return np.concatenate([part for part in parts if not isinstance(part, SequenceIds)])
+    ends = np.cumsum([part.size for part in sequences])
+    rows = [part.rows + end - part.size for part, end in zip(sequences, ends.tolist(), strict=True)]
+    return SequenceIds(np.concatenate([part.ids for part in sequences]), np.concatenate(rows), int(ends[-1]))

@@ -51,6 +51,8 @@ def prepare_into(
     parts, notes = _assign(raw, name)
     encoder = fit(raw.train, raw.schema, parts, options)
     training: TrainingStatistics | None = None
+    if encoder.added is not None and encoder.added.times:
+        notes += (f"made of times, in UTC: {', '.join(name for each in encoder.added.times for name in each.made)}",)
     if options is not None and options.statistics:
         encoder, training, more = fit_statistics(raw.train, parts, encoder, options)
         notes += more
@@ -61,7 +63,7 @@ def prepare_into(
             if table is not None:
                 _encode(table, np.full(table.rows, part, np.uint8), encoder, writers, about)
     if options is not None and options.bins:
-        columns = tuple(encoder.table_schema.of(NumericColumn))
+        columns = tuple(encoder.extended_schema.of(NumericColumn))
         bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options.bins)
         encoder = replace(encoder, added=replace(encoder.added, bins=bins))  # type: ignore[type-var]
     encoder.save(folder)
@@ -131,7 +133,7 @@ class _Writers:
 
 def row_bytes(encoder: Encoder) -> int:
     """Return the bytes that an example takes in memory."""
-    fields = len(encoder.table_schema.features) + len(encoder.added_names)
+    fields = len(encoder.extended_schema.features) + len(encoder.added_names)
     return 4 * (fields + len(encoder.table_schema.labels) + 1 + sum(encoder.longest.values()))
 
 

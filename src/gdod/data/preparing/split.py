@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gdod.data.preparing.vocabulary import ValueCounts, Vocabulary
 from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import Split
+from gdod.data.tables.times import formatted_moments, iso_moments, temporal_moments
 from gdod.data.tables.values import Origin, numbers, refuse, text
 from gdod.errors import InputError
 
@@ -227,7 +228,7 @@ def read_times(
     if column.dtype in (pl.Duration, pl.Time):
         return column.to_physical().cast(pl.Float64)
     if column.dtype.is_temporal():
-        return column.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
+        return temporal_moments(column).cast(pl.Int64).cast(pl.Float64)
     if column.dtype.is_numeric():
         return numbers(column, missing, origin)
     written = text(column, missing)
@@ -235,7 +236,7 @@ def read_times(
         times = _plain(written, origin, seen)
         expected = "expected a number or an ISO date"
     else:
-        times = _formatted(written, format).cast(pl.Int64).cast(pl.Float64)
+        times = formatted_moments(written, format).cast(pl.Int64).cast(pl.Float64)
         expected = f"expected a time in the format {format!r}"
     refuse(times.is_null() & written.is_not_null(), column, origin, f"{expected}; see `format` of the split")
     return times
@@ -246,7 +247,7 @@ def _plain(written: pl.Series, origin: Origin, seen: FirstTimes) -> pl.Series:
     plain = written.cast(pl.Float64, strict=False)
     dates = plain.clear(len(plain))  # all null
     if plain.null_count() > written.null_count():
-        dates = _iso_dates(written.set(plain.is_not_null(), None)).cast(pl.Int64).cast(pl.Float64)
+        dates = iso_moments(written.set(plain.is_not_null(), None)).cast(pl.Int64).cast(pl.Float64)
     for kind, times in (("numbers", plain), ("dates", dates)):
         at = times.is_not_null().arg_max()
         if kind not in seen and at is not None and times[at] is not None:
@@ -258,27 +259,3 @@ def _plain(written: pl.Series, origin: Origin, seen: FirstTimes) -> pl.Series:
             f"{' but '.join(examples)}; write all times the same way"
         )
     return dates if "dates" in seen else plain
-
-
-def _formatted(written: pl.Series, format: str) -> pl.Series:
-    with_time = any(sign in format for sign in ("%H", "%I", "%T", "%M", "%s", "%R", "%X", "%r", "%c"))
-    try:
-        if with_time:
-            return written.str.strptime(pl.Datetime("us"), format, strict=False)
-        return written.str.strptime(pl.Date, format, strict=False).cast(pl.Datetime("us"))
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"split by time: column {written.name!r} cannot be read with the format {format!r} ({reason}); "
-            f"its first time is {written.drop_nulls().first()!r}; change `format` of the split, "
-            f"or write the times as ISO dates or numbers, which need none"
-        ) from error
-
-
-def _iso_dates(written: pl.Series) -> pl.Series:
-    forms = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M")
-    written = written.str.strip_suffix("Z")
-    dates = written.str.strptime(pl.Date, "%Y-%m-%d", strict=False).cast(pl.Datetime("us"))
-    for form in forms:
-        dates = dates.fill_null(written.str.strptime(pl.Datetime("us"), form, strict=False))
-    return dates

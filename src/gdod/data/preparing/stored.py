@@ -25,7 +25,7 @@ ROW_GROUP = 8_192
 
 def examples(frame: pl.DataFrame, encoder: Encoder) -> Examples:
     """Return encoded rows as tensors. A label that the frame lacks is missing everywhere."""
-    schema, size = encoder.table_schema, len(frame)
+    schema, size = encoder.extended_schema, len(frame)
     ids = np.empty((size, len(schema.of(CategoricalColumn))), np.int32)
     for at, name in enumerate(schema.of(CategoricalColumn)):
         ids[:, at] = frame[name].to_numpy()

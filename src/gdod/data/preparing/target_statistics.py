@@ -4,6 +4,8 @@ For a categorical column, or a pair of them, every value becomes a few numbers: 
 its label among the training rows with this value (for a regression label the smoothed mean), relative to all rows, and
 the logarithm of how many rows there are. A model then need not learn from a handful of rows what such a value means.
 
+Of a column with several values a row, a row has the means of its values' numbers.
+
 A training row must not see its own label in these numbers. The training rows are cut into folds, and a row's numbers
 come from the other folds (where the split is by time: from earlier ones); all other rows use the whole training part.
 Sums are made without a row's own fold, never by subtracting it, so that not even rounding tells of it.
@@ -20,8 +22,32 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Source = tuple[str, ...]
 """The column, or the two columns, whose values the statistics are of."""
+
+
+@dataclass(frozen=True)
+class SequenceIds:
+    """The ids of a column with several values a row."""
+
+    ids: Ids  # [m], all rows one after the other
+    rows: Ids  # [m], the row each belongs to, rising
+    size: int  # the number of rows
+
+    def means(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the mean over each row's values, zeros for a row without any. [m, k] -> [n, k]"""
+        counts = np.maximum(np.bincount(self.rows, minlength=self.size), 1)
+        sums = [np.bincount(self.rows, weights=column, minlength=self.size) for column in numbers.T]
+        return np.stack([each / counts for each in sums], 1).astype(np.float32)
+
+
+IdsByColumn = Mapping[str, Ids | SequenceIds]
+"""The ids of each column that statistics are of. [n]"""
 # So many numbers of keys, folds and sums are held as one array, which is quicker than looking for those that are there.
 _DENSE = 4_000_000
+# So that no label's square is infinite.
+_LARGEST = 1e140
+_NARROWEST = 1e-7
+# Of sequences, so many values are counted at once: there may be many more of them than rows.
+_TOGETHER = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -100,6 +126,8 @@ class _Base:
         rate = (sums + 1) / (counts + 2)
         mean = sums / np.maximum(counts, 1e-300)
         spread = np.sqrt(np.maximum(squares / np.maximum(counts, 1e-300) - mean**2, 0))
+        # Of labels that are nearly the same, rounding leaves no more than this of the spread.
+        spread = np.maximum(spread, _NARROWEST * np.abs(mean))
         is_mean = ~_are_rates(self.targets)
         return np.where(is_mean, mean, rate), np.where(is_mean & (spread > 0), spread, 1.0)
 
@@ -216,15 +244,21 @@ class Fitting:
         self._most_codes = bytes // (8 * (2 + 2 * len(targets)))
         self._counts = {source: _SourceCount(1 + 2 * len(targets), folds.count, limit) for source in sources}
 
-    def add(self, ids: Mapping[str, Ids], folds: Ids, labels: Floats, weights: Floats | None = None) -> None:
+    def add(self, ids: IdsByColumn, folds: Ids, labels: Floats, weights: Floats | None = None) -> None:
         """Take training rows: ids of each column [n], their folds [n], labels [n, T] with nan where there is none."""
         there = ~np.isnan(labels)
         weighted = there * (1.0 if weights is None else weights[:, None])  # [n, T]
-        filled = np.where(there, labels, 0.0)
+        filled = np.where(there, np.clip(labels, -_LARGEST, _LARGEST), 0.0)
         self._base.add(np.concatenate([weighted, weighted * filled, weighted * filled**2], 1), folds)
         values = np.concatenate([np.ones((len(labels), 1)), weighted, weighted * filled], 1)
         for source, count in self._counts.items():
-            count.add(keys_of(source, ids, self.sizes), folds, values)
+            keys, rows = keys_of(source, ids, self.sizes), rows_of(source, ids)
+            if isinstance(rows, slice):
+                count.add(keys, folds, values)
+                continue
+            for first in range(0, len(keys), _TOGETHER):
+                some = slice(first, first + _TOGETHER)
+                count.add(keys[some], folds[rows[some]], values[rows[some]])
         while sum(len(count.codes) for count in self._counts.values()) > self._most_codes:
             if not max(self._counts.values(), key=lambda count: len(count.codes)).shrink():
                 break
@@ -250,11 +284,11 @@ class Fitting:
             tables[source] = SourceTable(count.codes, numbers.astype(np.float32))
         return tables
 
-    def training_keys(self, source: Source, ids: Mapping[str, Ids], folds: Ids) -> Ids:
+    def training_keys(self, source: Source, ids: IdsByColumn, folds: Ids) -> Ids:
         """Return the keys under which `training_tables` has the rows of these ids and folds."""
         keys, buckets = keys_of(source, ids, self.sizes), self._counts[source].buckets
         keys = keys if buckets is None else hashed(keys, buckets)
-        return keys * self.folds.count + folds
+        return keys * self.folds.count + folds[rows_of(source, ids)]
 
     def forget(self) -> None:
         """Let go of the counts, when all tables are made; `training_keys` still works."""
@@ -315,9 +349,25 @@ class Fitting:
         return np.asarray(gain / np.maximum(np.abs(total), 1e-300))
 
 
-def keys_of(source: Source, ids: Mapping[str, Ids], sizes: Mapping[str, int]) -> Ids:
-    """Return one whole number for each combination of the source's ids. [n]"""
-    keys = ids[source[0]].astype(np.int64)
-    for column in source[1:]:
-        keys = keys * (sizes[column] + 1) + ids[column]
+def keys_of(source: Source, ids: IdsByColumn, sizes: Mapping[str, int]) -> Ids:
+    """Return one whole number for each combination of the source's ids. [n], of a sequence [m]"""
+    first, *others = (ids[column] for column in source)
+    if isinstance(first, SequenceIds):
+        return first.ids
+    keys = first.astype(np.int64)
+    for column, each in zip(source[1:], others, strict=True):
+        assert not isinstance(each, SequenceIds)  # sequences have no pairs
+        keys = keys * (sizes[column] + 1) + each
     return keys
+
+
+def rows_of(source: Source, ids: IdsByColumn) -> "Ids | slice":
+    """Return the row of each of the source's keys, as an index into rows: all of them, or those of a sequence [m]."""
+    first = ids[source[0]]
+    return first.rows if isinstance(first, SequenceIds) else slice(None)
+
+
+def by_row(source: Source, ids: IdsByColumn, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the numbers of rows from those of the source's keys: the same, or the means of a sequence's. [n, T + 1]"""
+    first = ids[source[0]]
+    return first.means(numbers) if isinstance(first, SequenceIds) else numbers

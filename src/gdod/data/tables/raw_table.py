@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gdod.data.tables.files import PARQUET, kind
-from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.frames import arrow, chosen, polars
 from gdod.data.tables.read import Chunk, common_types, read_chunks
 from gdod.data.tables.table_schema import FileFormat
 from gdod.data.tables.values import Origin
@@ -42,7 +42,7 @@ class FrameTable:
         return len(self.frame)
 
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
-        frame = self.frame.select(columns)
+        frame = chosen(self.frame, columns)
         for first in range(0, len(frame), _CHUNK_ROWS):
             yield Chunk(frame[first : first + _CHUNK_ROWS], Origin(self.where, first + 1))
 
@@ -64,7 +64,7 @@ class SpooledTable:
         with pq.ParquetFile(self.path) as file:
             for at, origin in enumerate(self.origins):
                 frame = polars(file.read_row_group(at, columns=list(columns), use_threads=False))
-                yield Chunk(frame.select(columns), origin)
+                yield Chunk(chosen(frame, columns), origin)
 
 
 def spool(chunks: Iterator[Chunk], path: Path, types: pa.Schema | None = None) -> SpooledTable:

@@ -4,6 +4,7 @@ columns:
   age:     numeric
   city:    {type: categorical, rare: 5}
   history: {type: sequence, separator: " ", longest: 50}
+  seen_at: time
   click:   {type: label, kind: binary}
   buy:     {type: label, kind: binary, when: click}
   id:      ignore
@@ -18,6 +19,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gdod._checks import listed, nearest
+from gdod.data.tables.frames import is_pattern
+from gdod.data.tables.times import Unit
 from gdod.errors import InputError
 from gdod.schema import Kind
 from gdod.yaml_toml import PlainWordsLoader, parse_toml, parse_yaml
@@ -84,6 +87,25 @@ class SequenceColumn(_Strict):
     limit: int | None = Field(default=None, ge=1)
 
 
+class TimeColumn(_Strict):
+    """A column of dates or times. If features are made of the columns: hour, weekday, month and age are made of it.
+
+    All times are taken in UTC, those without a zone too. A time that cannot be read counts as missing.
+    """
+
+    type: Literal["time"] = "time"
+    format: str | None = None
+    """The way a time is written, e.g. "%d/%m/%Y"; ISO dates need none."""
+    unit: Unit | None = None
+    """The unit of numbers that count from the beginning of 1970. Without it numbers are refused."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.format is not None and self.unit is not None:
+            raise ValueError("`format` is for text and `unit` for numbers; give one of them")
+        return self
+
+
 class WeightColumn(_Strict):
     """A column that says how much an example counts; scaled to mean 1 over the training part."""
 
@@ -125,7 +147,7 @@ class IgnoredColumn(_Strict):
     type: Literal["ignore"] = "ignore"
 
 
-Column = CategoricalColumn | NumericColumn | SequenceColumn | WeightColumn | LabelColumn | IgnoredColumn
+Column = CategoricalColumn | NumericColumn | SequenceColumn | TimeColumn | WeightColumn | LabelColumn | IgnoredColumn
 COLUMN_TYPES: dict[str, type[_Strict]] = {kind.model_fields["type"].default: kind for kind in get_args(Column)}
 
 
@@ -224,6 +246,11 @@ class TableSchema(_Strict):
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
         if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
             raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
+        if patterns := [name for name in self.needed if is_pattern(name)]:
+            raise ValueError(
+                f"the column {patterns[0]!r} can only be ignored, since polars takes its name for a pattern; give it "
+                "another one"
+            )
         for name, label in self.of(LabelColumn).items():
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
