@@ -12,7 +12,7 @@ from gdod.models import MODELS, Model, export
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "bins and an ensemble": {"schema": BINNED, "ensemble": 3, "id_dropout": 0.2},
+    "bins, cross layers and an ensemble": {"schema": BINNED, "cross": 1, "ensemble": 3, "id_dropout": 0.2},
 }
 
 

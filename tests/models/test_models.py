@@ -198,6 +198,8 @@ def test_layer_sizes_may_come_as_lists() -> None:
         ("mmoe", {"dropout": 1.0}, "dropout=1.0"),
         ("mmoe", {"id_dropout": 1.0}, "id_dropout=1.0"),
         ("mmoe", {"ensemble": 0}, "ensemble=0"),
+        ("mmoe", {"cross": -1}, "cross=-1"),
+        ("mmoe", {"cross_rank": 0}, "cross_rank=0"),
         ("cross-stitch", {"tower": ()}, "tower=()"),
         ("cross-stitch", {"own": 0.0}, "own=0.0"),
         ("ple", {"experts": 3}, "use at least 4 experts"),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from gdod._checks import check_choice, check_number, check_positive
+from gdod._checks import check_choice, check_number, check_positive, check_whole
 from gdod.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -33,6 +33,11 @@ class Config:
     """The share of hidden units that are dropped in training."""
     id_dropout: float = 0.0
     """The share of the numbers in the vectors of ids that are dropped in training."""
+    cross: int = 0
+    """How many cross layers multiply the features with each other before all other layers: see
+    `gdod.models.cross.CrossLayers`."""
+    cross_rank: int = 32
+    """The rank of the cross layers' matrices."""
     ensemble: int = 1
     """How many members the model has, which share all weights but their output layers and predict together: see
     `gdod.models.layers.Members`."""
@@ -45,6 +50,8 @@ class Config:
         check_choice("activation", self.activation, ACTIVATIONS)
         check_number("dropout", self.dropout, at_least=0, below=1)
         check_number("id_dropout", self.id_dropout, at_least=0, below=1)
+        check_whole("cross", self.cross, 0)
+        check_positive("cross_rank", self.cross_rank)
         check_positive("ensemble", self.ensemble)
 
     def _sizes(self, name: str, at_least: int = 0) -> None:

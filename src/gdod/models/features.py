@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from gdod.errors import InputError
 from gdod.models.config import Config
+from gdod.models.cross import CrossLayers
 from gdod.models.layers import Members
 from gdod.models.piecewise_linear import PiecewiseLinear
 from gdod.schema import Batch, Schema
@@ -22,7 +23,8 @@ class Features(nn.Module):
 
     All categorical fields lie in one table, one after the other, so that they cost one lookup. Id 0
     of a field starts as a zero vector, and learns where the training data has missing values.
-    Numeric fields with bins become several numbers, and an ensemble of k members [B * k, width].
+    Numeric fields with bins become several numbers; cross layers, if there are any, come on top; an ensemble of k
+    members gives [B * k, width].
     """
 
     first: Tensor  # where each field begins in the table [F]
@@ -53,6 +55,7 @@ class Features(nn.Module):
                 self.table.weight[self.first] = 0
             for table in self.lists:
                 table.get_parameter("weight")[0] = 0
+        self.cross = CrossLayers(config.cross, config.cross_rank, self.width) if config.cross else None
         self.members = Members(config.ensemble, self.width) if config.ensemble > 1 else None
 
     def forward(self, batch: Batch) -> Tensor:
@@ -69,6 +72,8 @@ class Features(nn.Module):
             numbers = batch.numeric if self.encoding is None else self.encoding(batch.numeric)  # [B, G or more]
             parts.append(numbers.to(parts[0].dtype) if parts else numbers)
         x: Tensor = torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # [B, width]
+        if self.cross is not None:
+            x = self.cross(x)  # [B, width]
         return x if self.members is None else self.members(x)  # [B * k, width]
 
     def check(self, batch: Batch) -> None:
