@@ -4,8 +4,8 @@ plan = read_plan(options={"data.source": "ads", "methods": ["sum", "gdod"], "see
 outcome = compare(plan, "comparison")
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,15 @@ from gdod.experiments.plan import ComparisonPlan
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
-from gdod.training.config import Settings
+from gdod.training.config import Settings, TrainConfig, check_config
 from gdod.training.evaluation import check_monitor
 from gdod.training.preflight import differences
-from gdod.training.recipes import as_stored
+from gdod.training.recipes import TableSize, apply_recipe, as_stored
 from gdod.training.run import Folder, decay_note, versions
 
 if TYPE_CHECKING:
     from gdod.data import Dataset
     from gdod.experiments.worker import Worker
-    from gdod.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ def compare(
     """
     folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
+    plan = _as_begun(plan, folder)
     places = {run.name: Folder((folder / "runs" / run.name).absolute()) for run in plan.runs}
     configs = {run.name: continued(run.config, places[run.name]) for run in plan.runs}
     make_folder(folder / "runs")
@@ -118,6 +118,45 @@ def compare(
     return _written(folder, failed)
 
 
+def _as_begun(plan: ComparisonPlan, folder: Path) -> ComparisonPlan:
+    """Return the plan with the recipe that the comparison in the folder was begun with, unless it names one."""
+    path = folder / "comparison.json"
+    if "recipe" in plan.config.model_fields_set or not path.exists():
+        return plan
+    recipe = recipe_of(read_json(path, "what a comparison was asked for"))
+    runs = (replace(run, config=check_config({**run.config.model_dump(), "recipe": recipe})) for run in plan.runs)
+    return replace(plan, runs=tuple(runs))
+
+
+def recipe_of(description: Settings) -> str:
+    """Return the recipe of a comparison or a search, as its folder describes it; before there were any, "paper"."""
+    recipe: str = description.get("settings", {}).get("recipe", "paper")
+    return recipe
+
+
+def recipe_in_words(plan: ComparisonPlan) -> list[str]:
+    """Return sentences on what the recipe chooses and why: in all runs, then in those of one model alone.
+
+    For that the data is prepared, after which it is in the cache.
+    """
+    if plan.config.recipe == "paper":
+        return []
+    table = TableSize.of(prepare_data(plan.config))
+    said = sentences_of_all((run.config for run in plan.runs), table)
+    by_model: dict[str, list[TrainConfig]] = {}
+    for run in plan.runs:
+        by_model.setdefault(run.model.label, []).append(run.config)
+    for model, configs in by_model.items():
+        said += [f"{model}: {one}" for one in sentences_of_all(configs, table) if one not in said]
+    return said
+
+
+def sentences_of_all(configs: Iterable[TrainConfig], table: TableSize) -> list[str]:
+    """Return the sentences on what the recipe chooses that hold for all configurations."""
+    first, *others = (apply_recipe(config, table)[1] for config in configs)
+    return [sentence for sentence in first if all(sentence in other for other in others)]
+
+
 def share_cores(processes: int | None, runs: int, threads: int | None, nproc: int = 1) -> tuple[int, int]:
     """Return how many runs are made at a time, and how many threads each of their ``nproc`` processes has."""
     if processes is not None and processes < 1:
@@ -127,7 +166,7 @@ def share_cores(processes: int | None, runs: int, threads: int | None, nproc: in
     return processes, threads or max(1, cores() // (processes * nproc))
 
 
-def prepare_data(config: "TrainConfig") -> "Dataset":
+def prepare_data(config: TrainConfig) -> "Dataset":
     """Put the data into the cache, from where all processes take it, and return it."""
     from gdod.data import open_prepared, prepare
 
@@ -144,7 +183,7 @@ def prepare_data(config: "TrainConfig") -> "Dataset":
     return open_prepared(place, stream=True)
 
 
-def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
+def check_tasks(config: TrainConfig, dataset: "Dataset") -> None:
     """Raise what every run would be refused for, once."""
     names = [task.name for task in dataset.tasks]
     check_monitor(config.stopping.monitor, dataset.tasks)
@@ -152,11 +191,11 @@ def check_tasks(config: "TrainConfig", dataset: "Dataset") -> None:
         raise InputError(f"task_weights names {unknown[0]!r}; the tasks are {', '.join(map(repr, names))}")
 
 
-def with_threads(config: "TrainConfig", threads: int) -> "TrainConfig":
+def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
     return config if config.threads is not None else config.model_copy(update={"threads": threads})
 
 
-def continued(config: "TrainConfig", place: Folder) -> "TrainConfig":
+def continued(config: TrainConfig, place: Folder) -> TrainConfig:
     """Return the configuration, after making sure that a run in the folder has the same.
 
     A run keeps its number of threads: with another one it would round in another way.

@@ -123,12 +123,18 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Compar
     pairs = [(model, method) for model in models for method in methods]
     for one in read:
         one.check_used(pairs)
+        one.check_recipe(rest.get("recipe", "strong"))
     if single:
         pairs.append((alone, Spec("sum")))
     # All of one seed before the next: a comparison that is stopped early has something of everything.
     runs = tuple(_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs)
     for run in runs[: len(pairs)]:
         check(run.config)
+        if run.config.data != runs[0].config.data:
+            raise InputError(
+                f"{run.name} has other data.features than {runs[0].name}, by what was tuned; all runs of a comparison "
+                "are on the same data: give all of them these features, e.g. --set data.features.pairs=0"
+            )
     return ComparisonPlan(
         models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read)
     )
@@ -215,7 +221,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     settings: Settings = common
     for one in tuned:
         if one.fits(model, method):
-            settings = merged(settings, one.settings)
+            settings = merged(settings, {name: value for name, value in one.settings.items() if name != "recipe"})
     over: Settings = {"seed": seed}
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
@@ -237,13 +243,24 @@ class _Tuned:
         for what in ("model", "method"):
             if not isinstance(settings.get(what), dict) or "name" not in settings[what]:
                 raise InputError(f"{file} names no {what}; expected a best.yaml that gdod tune wrote")
-        if outside := {"data", "seed"} & set(settings):
+        outside = {"data", "seed"} & set(settings)
+        if isinstance(data := settings.get("data"), dict) and set(data) == {"features"}:
+            outside.remove("data")
+        if outside:
             raise InputError(f"{file} sets {', '.join(sorted(outside))}, which are the comparison's to say")
         return _Tuned(file, settings)
 
     def fits(self, model: Spec, method: Spec) -> bool:
         names = (self.settings["model"]["name"], self.settings["method"]["name"])
         return names == (model.name, method.name)
+
+    def check_recipe(self, recipe: str) -> None:
+        tuned = self.settings.get("recipe", recipe)
+        if tuned != recipe:
+            raise InputError(
+                f"{self.path} was found with the recipe {tuned!r}, and the comparison has {recipe!r}; "
+                f"give it the same, with --recipe {tuned}"
+            )
 
     def check_used(self, pairs: Iterable[tuple[Spec, Spec]]) -> None:
         if not any(self.fits(model, method) for model, method in pairs):
