@@ -114,8 +114,11 @@ def test_a_run_has_a_name_if_it_was_given_none(place: Path) -> None:
 def test_check_prints_all_settings_and_does_nothing(place: Path) -> None:
     done = train("--check", "--model", "mmoe", "--model-option", "experts=2", "--set", "model.options={experts: 2}")
     assert done.exit_code == 2  # mmoe has no option bottom
-    done = gdod("train", "--data", "ads", "--check")
+    done = gdod("train", "--data", "ads", "--recipe", "paper", "--check")
     assert json.loads(done.stdout)["model"] == {"name": "shared-bottom", "options": {}}
+    done = train("--check")
+    assert json.loads(done.stdout)["model"]["options"].items() > {"bottom": [16], "embedding": 4}.items()
+    assert "640 training rows" in done.stderr
     assert not (place / "runs").exists()
 
 
