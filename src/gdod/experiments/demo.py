@@ -23,17 +23,18 @@ SEEDS = 2
 TITLES = {"auc": "AUC on test data, higher is better", "log_loss": "Log loss on test data, lower is better"}
 
 
-def demo_plan(seed: int = 0, *, quick: bool = False) -> ComparisonPlan:
+def demo_plan(seed: int = 0, *, recipe: str = "strong", quick: bool = False) -> ComparisonPlan:
     """Return the comparison that the demo makes; ``quick``: with less of everything, to see that it works."""
-    rows, steps = (6_000, 20) if quick else (150_000, 800)
+    rows, steps = (6_000, 20) if quick else (60_000, 300)
+    options = {"rows": rows, "users": rows // 25, "conflict": 0.5, "seed": seed}
     return make_plan(
         {
-            "data": {"source": "ads", "options": {"rows": rows, "users": rows // 25, "conflict": 0.5, "seed": seed}},
+            "recipe": recipe,
+            "data": {"source": "ads", "options": options, **({"features": {"pairs": 0}} if recipe == "strong" else {})},
             "models": ["shared-bottom"],
             "methods": list(PAPER),
             "seeds": [seed + number for number in range(SEEDS)],
-            "batch": 256,
-            "steps": steps,
+            "steps": steps,  # fewer than the recipe would choose
             "evaluate_every": steps // 4,
             "log_every": max(1, steps // 40),
             "conflict_every": max(1, steps // 40),
@@ -43,11 +44,13 @@ def demo_plan(seed: int = 0, *, quick: bool = False) -> ComparisonPlan:
     )
 
 
-def run(out: Path, seed: int = 0, *, quick: bool = False, console: Console | None = None) -> Outcome:
+def run(
+    out: Path, seed: int = 0, *, recipe: str = "strong", quick: bool = False, console: Console | None = None
+) -> Outcome:
     """Train under a progress display, then print a table for each metric and where the report is."""
     console = console or Console()
-    plan = demo_plan(seed, quick=quick)
-    command = ["gdod", "demo", "--seed", str(seed), *(["--quick"] if quick else [])]
+    plan = demo_plan(seed, recipe=recipe, quick=quick)
+    command = ["gdod", "demo", "--seed", str(seed), "--recipe", recipe, *(["--quick"] if quick else [])]
     outcome = compare(plan, out, watch=ShownRuns(console), command=command)
     best = best_reachable(plan)
     for metric in TITLES:
