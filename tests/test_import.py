@@ -12,6 +12,8 @@ import gdod
 from gdod._checks import version_problem
 
 EXTRAS = (
+    "catboost",
+    "lightgbm",
     "matplotlib",
     "numpy",
     "onnx",

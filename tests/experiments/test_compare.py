@@ -25,7 +25,7 @@ from gdod.experiments.plan import ComparisonPlan, make_plan, read_plan, read_spe
 from gdod.experiments.pool import Ended, Job, _note_failure
 from gdod.experiments.watch import ShownRuns, Watch
 from gdod.report import load_studies
-from gdod.training import load_run, train
+from gdod.training import TrainConfig, load_run, train
 from gdod.training.checkpoint import load
 
 MODEL = "shared-bottom_bottom=16,embedding=4"
@@ -389,7 +389,8 @@ def test_what_was_tuned_is_for_its_model_and_method_and_given_options_win(tmp_pa
     best.write_text("model: {name: mmoe}\nmethod: {name: cagrad, options: {c: 0.1}}\noptimizer: {lr: 0.5}\n")
     settings = {"data": "ads", "models": ["mmoe", "ple"], "methods": ["sum", "cagrad", "cagrad:c=0.9"], "seeds": 1}
     settings["recipe"] = "paper"
-    configs = {run.name: run.config for run in make_plan(settings, [best]).runs}
+    runs = make_plan(settings, [best]).runs
+    configs = {run.name: run.config for run in runs if isinstance(run.config, TrainConfig)}
     assert (configs["mmoe-cagrad-seed0"].method.options, configs["mmoe-cagrad-seed0"].optimizer.lr) == ({"c": 0.1}, 0.5)
     assert configs["mmoe-cagrad_c=0.9-seed0"].method.options == {"c": 0.9}
     assert configs["ple-cagrad-seed0"].method.options == {}

@@ -61,8 +61,9 @@ def test_every_part_is_searched_around_the_recipe_s_own_value(model: str) -> Non
     own = merged(written, nested(as_settings(own_point(space, full))))
     assert own["model"]["options"].items() >= written["model"]["options"].items()
     assert {**own, "model": None} == {**written, "model": None}
+    start: Any = own_point(space, full)
     for path, one in space.items():
-        assert len(one.values) > 1 if isinstance(one, Grid) else one.low < own_point(space, full)[path] < one.high
+        assert len(one.values) > 1 if isinstance(one, Grid) else one.low < start[path] < one.high
     for path, value in ends(space):
         check(read_config(options={"data.source": "ads", "model.name": model, **as_settings({path: value})}))
 

@@ -26,11 +26,14 @@ Examples:
 
   gdod compare --data clicks.csv --schema clicks.yaml --model mmoe --model ple --single-task
 
+  gdod compare --data clicks.csv --schema clicks.yaml --method sum --rival lightgbm --rival catboost
+
   gdod compare comparison.yaml --method sum --method cagrad:c=0.3 --tuned tuned/best.yaml --jobs 4
 """
 _SETTINGS = {
     "model": "models",
     "method": "methods",
+    "rival": "rivals",
     **{name: name for name in ("baseline", "single_task", "tuned")},
 }
 
@@ -49,6 +52,9 @@ def compare(
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="May be given several times: sum, cagrad:c=0.3, ... (default: the paper's)")
+    ] = None,
+    rival: Annotated[
+        list[str] | None, typer.Option(help="Boosted trees beside them, one model a task: lightgbm, catboost:depth=8.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0 on. (default: 3)")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A certain seed. May be given several times.")] = None,

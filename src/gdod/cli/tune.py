@@ -24,6 +24,8 @@ Examples:
 
   gdod tune --data ads --method gdod --range optimizer.lr=1e-4..1e-2:log --trials 20
 
+  gdod tune --data ads --rival lightgbm --trials 20 --out tuned/lightgbm
+
   gdod compare --data ads --method sum --method cagrad --tuned tuned/cagrad
 """
 
@@ -44,6 +46,7 @@ def tune(
     space: Annotated[
         str | None, typer.Option(help="recipe: all parts of the strong recipe. (default: the method's grid, if any)")
     ] = None,
+    rival: Annotated[str | None, typer.Option(help="In place of both: lightgbm or catboost.")] = None,
     range_: Annotated[
         options.Pairs, typer.Option("--range", metavar="PATH=LOW..HIGH[:log]", help="E.g. optimizer.lr=1e-4..1e-2:log.")
     ] = None,
@@ -76,7 +79,7 @@ def tune(
     with explained():
         from gdod.experiments.tune import read_search, recipe_in_words
 
-        settings = options.given_settings(context, {name: name for name in ("model", "method", "seeds")})
+        settings = options.given_settings(context, {name: name for name in ("model", "method", "rival", "seeds")})
         options.need_data(config, settings)
         search = read_search(config, settings, _space(range_, grid), trials, space)
         if check:

@@ -15,8 +15,10 @@ import torch
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
-from gdod.experiments.plan import ComparisonPlan
+from gdod.experiments.plan import ComparisonPlan, on_same_data
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
+from gdod.experiments.rivals.inputs import prepare_input
+from gdod.experiments.run_config import RunConfig, folder_config, with_threads
 from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
 from gdod.training.config import Settings, TrainConfig, check_config
@@ -82,6 +84,8 @@ def compare(
     with locked(folder, watch.say) as handles, watch:
         dataset = prepare_data(plan.config)
         check_tasks(plan.config, dataset)
+        if plan.rivals:
+            prepare_input(plan.config.data)
         _describe(plan, dataset, folder)
         processes, threads = share_cores(processes, len(places), plan.config.threads, nproc)
         if worker is not None:  # who started the ranks has shared out the cores
@@ -91,7 +95,7 @@ def compare(
             for name, place in places.items()
             if not place.is_finished
         ]
-        for said in dict.fromkeys(decay_note(job.config) for job in todo):
+        for said in dict.fromkeys(decay_note(job.config) for job in todo if isinstance(job.config, TrainConfig)):
             if said is not None:
                 watch.say(said)
         watch.begin(len(places), len(places) - len(todo))
@@ -121,11 +125,15 @@ def compare(
 def _as_begun(plan: ComparisonPlan, folder: Path) -> ComparisonPlan:
     """Return the plan with the recipe that the comparison in the folder was begun with, unless it names one."""
     path = folder / "comparison.json"
-    if "recipe" in plan.config.model_fields_set or not path.exists():
+    if not isinstance(plan.config, TrainConfig) or "recipe" in plan.config.model_fields_set or not path.exists():
         return plan
     recipe = recipe_of(read_json(path, "what a comparison was asked for"))
-    runs = (replace(run, config=check_config({**run.config.model_dump(), "recipe": recipe})) for run in plan.runs)
-    return replace(plan, runs=tuple(runs))
+    runs = []
+    for run in plan.runs:
+        if isinstance(run.config, TrainConfig):
+            run = replace(run, config=check_config({**run.config.model_dump(), "recipe": recipe}))
+        runs.append(run)
+    return replace(plan, runs=on_same_data(runs))
 
 
 def recipe_of(description: Settings) -> str:
@@ -139,13 +147,14 @@ def recipe_in_words(plan: ComparisonPlan) -> list[str]:
 
     For that the data is prepared, after which it is in the cache.
     """
-    if plan.config.recipe == "paper":
-        return []
-    table = TableSize.of(prepare_data(plan.config))
-    said = sentences_of_all((run.config for run in plan.runs), table)
     by_model: dict[str, list[TrainConfig]] = {}
     for run in plan.runs:
-        by_model.setdefault(run.model.label, []).append(run.config)
+        if isinstance(run.config, TrainConfig) and run.config.recipe != "paper":
+            by_model.setdefault(run.model.label, []).append(run.config)
+    if not by_model:
+        return []
+    table = TableSize.of(prepare_data(plan.config))
+    said = sentences_of_all((config for configs in by_model.values() for config in configs), table)
     for model, configs in by_model.items():
         said += [f"{model}: {one}" for one in sentences_of_all(configs, table) if one not in said]
     return said
@@ -166,7 +175,7 @@ def share_cores(processes: int | None, runs: int, threads: int | None, nproc: in
     return processes, threads or max(1, cores() // (processes * nproc))
 
 
-def prepare_data(config: TrainConfig) -> "Dataset":
+def prepare_data(config: RunConfig) -> "Dataset":
     """Put the data into the cache, from where all processes take it, and return it."""
     from gdod.data import open_prepared, prepare
 
@@ -183,7 +192,7 @@ def prepare_data(config: TrainConfig) -> "Dataset":
     return open_prepared(place, stream=True)
 
 
-def check_tasks(config: TrainConfig, dataset: "Dataset") -> None:
+def check_tasks(config: RunConfig, dataset: "Dataset") -> None:
     """Raise what every run would be refused for, once."""
     names = [task.name for task in dataset.tasks]
     check_monitor(config.stopping.monitor, dataset.tasks)
@@ -191,19 +200,16 @@ def check_tasks(config: TrainConfig, dataset: "Dataset") -> None:
         raise InputError(f"task_weights names {unknown[0]!r}; the tasks are {', '.join(map(repr, names))}")
 
 
-def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    return config if config.threads is not None else config.model_copy(update={"threads": threads})
-
-
-def continued(config: TrainConfig, place: Folder) -> TrainConfig:
+def continued(config: RunConfig, place: Folder) -> RunConfig:
     """Return the configuration, after making sure that a run in the folder has the same.
 
     A run keeps its number of threads: with another one it would round in another way.
     """
     if not place.is_run:
         return config
-    stored = place.read_config()
-    config = as_stored(config, stored)
+    stored = folder_config(place)
+    if isinstance(config, TrainConfig) and isinstance(stored, TrainConfig):
+        config = as_stored(config, stored)
     if config.threads is None:
         config = config.model_copy(update={"threads": stored.threads})
     check_same(f"run in {place.path}", stored.model_dump(mode="json"), config.model_dump(mode="json"))

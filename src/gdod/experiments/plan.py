@@ -3,14 +3,15 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gdod._checks import nearest
 from gdod.errors import InputError
-from gdod.training.config import Settings, TrainConfig, check_config, contained, inside, merged, nested, read_settings
-from gdod.training.preflight import absolute_paths, check
+from gdod.experiments.run_config import RunConfig, check_run, run_config
+from gdod.report.runs import RIVAL
+from gdod.training.config import Settings, contained, inside, merged, nested, read_settings
 from gdod.yaml_toml import parse_value
 
 PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad", "gdod", "weighted-gdod")
@@ -18,7 +19,8 @@ PAPER = ("sum", "uncertainty", "gradnorm", "gradreg", "mgda", "pcgrad", "cagrad"
 SINGLE_TASK = "single-task"
 SEEDS = 3
 
-_SINGULAR = {"models": "model", "methods": "method", "seeds": "seed"}
+_SINGULAR = {"models": "model", "methods": "method", "seeds": "seed", "rivals": "rival"}
+_EXAMPLES = {"models": "[mmoe, ple]", "methods": "[sum, gdod]", "rivals": "[lightgbm, catboost]"}
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class Spec:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison."""
+    """One run of a comparison. That of a rival has the model "rival", and the rival as its method."""
 
     name: str
     model: Spec
     method: Spec
     seed: int
-    config: TrainConfig
+    config: RunConfig
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class ComparisonPlan:
     single_task: Spec | None
     runs: tuple[PlannedRun, ...]
     tuned: tuple[str, ...] = ()
+    rivals: tuple[Spec, ...] = ()
 
     @property
-    def config(self) -> TrainConfig:
+    def config(self) -> RunConfig:
         """The configuration of the first run: data, stopping and the like are the same in all."""
         return self.runs[0].config
 
@@ -80,6 +83,7 @@ class ComparisonPlan:
             "seeds": list(self.seeds),
             "baseline": self.baseline.label,
             "single_task": None if self.single_task is None else _named(self.single_task, "model"),
+            "rivals": [_named(spec, "rival") for spec in self.rivals],
             "tuned": list(self.tuned),
             "settings": {name: value for name, value in common.items() if name not in ("model", "method", "seed")},
         }
@@ -93,7 +97,7 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     """Return the comparison that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
-    {name, options}), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
+    {name, options}), `rivals` (likewise), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     listed = _texts("tuned", settings.pop("tuned", []))
@@ -110,7 +114,8 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Compar
     """Return the comparison that settings describe; ``tuned``: files or folders that `gdod tune` wrote."""
     rest = {"tensorboard": False, **settings}
     models = _specs(rest, "models", ("shared-bottom",))
-    methods = _specs(rest, "methods", PAPER)
+    rivals = _specs(rest, "rivals", (), few=True)
+    methods = _specs(rest, "methods", PAPER, few=bool(rivals))
     seeds = read_seeds(rest)
     single = _flag(rest, "single_task")
     alone = next((model for model in models if model.name == SINGLE_TASK), Spec(SINGLE_TASK))
@@ -118,26 +123,38 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Compar
     models = tuple(model for model in models if model.name != SINGLE_TASK)
     if not models:
         raise InputError("models: there is none besides 'single-task'; expected at least one that is compared with it")
-    baseline = _baseline(rest.pop("baseline", None), methods)
+    baseline = _baseline(rest.pop("baseline", None), methods or rivals)
     read = [_Tuned.read(path) for path in tuned]
     pairs = [(model, method) for model in models for method in methods]
+    pairs += [(Spec(RIVAL), rival) for rival in rivals]
     for one in read:
         one.check_used(pairs)
         one.check_recipe(rest.get("recipe", "strong"))
     if single:
         pairs.append((alone, Spec("sum")))
     # All of one seed before the next: a comparison that is stopped early has something of everything.
-    runs = tuple(_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs)
+    runs = on_same_data([_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs])
     for run in runs[: len(pairs)]:
-        check(run.config)
-        if run.config.data != runs[0].config.data:
+        check_run(run.config)
+    return ComparisonPlan(
+        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read), rivals
+    )
+
+
+def on_same_data(runs: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
+    """Return the runs, after making sure that all have the same features; rivals, which use none, get those, too."""
+    first = runs[0]
+    made = []
+    for run in runs:
+        if run.model.name == RIVAL:
+            run = replace(run, config=run.config.model_copy(update={"data": first.config.data}))
+        if run.config.data != first.config.data:
             raise InputError(
-                f"{run.name} has other data.features than {runs[0].name}, by what was tuned; all runs of a comparison "
+                f"{run.name} has other data.features than {first.name}, by what was tuned; all runs of a comparison "
                 "are on the same data: give all of them these features, e.g. --set data.features.pairs=0"
             )
-    return ComparisonPlan(
-        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read)
-    )
+        made.append(run)
+    return tuple(made)
 
 
 def read_spec(given: object, what: str) -> Spec:
@@ -161,15 +178,16 @@ def read_spec(given: object, what: str) -> Spec:
     return Spec(name, options)
 
 
-def _specs(rest: Settings, what: str, default: Iterable[str]) -> tuple[Spec, ...]:
+def _specs(rest: Settings, what: str, default: Iterable[str], *, few: bool = False) -> tuple[Spec, ...]:
+    """Take the models, methods or rivals out of the settings; ``few``: there may be none."""
     singular = _SINGULAR[what]
     if what in rest and singular in rest:
         raise InputError(f"both `{what}` and `{singular}` are given; expected one of them")
     given = rest.pop(what, None)
     if given is None:
         given = [rest.pop(singular)] if singular in rest else list(default)
-    if not isinstance(given, list | tuple) or not given:
-        raise InputError(f"{what}={given!r}; expected a list of names, e.g. [sum, gdod]")
+    if not isinstance(given, list | tuple) or not (given or few):
+        raise InputError(f"{what}={given!r}; expected a list of names, e.g. {_EXAMPLES[what]}")
     specs = tuple(read_spec(one, what) for one in given)
     labels = [spec.label for spec in specs]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
@@ -225,7 +243,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     over: Settings = {"seed": seed}
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
-    config = absolute_paths(check_config(merged(settings, over)))
+    config = run_config(merged(settings, over))
     return PlannedRun(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
 
 

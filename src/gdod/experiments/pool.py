@@ -22,9 +22,9 @@ from gdod._files import make_folder, write_json
 from gdod.training.run import Folder
 
 if TYPE_CHECKING:
+    from gdod.experiments.run_config import RunConfig
     from gdod.experiments.watch import Watch
     from gdod.experiments.worker import Worker
-    from gdod.training.config import TrainConfig
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Job:
 
     name: str
     folder: Path
-    config: "TrainConfig"
+    config: "RunConfig"
     test: bool = True
     """Whether the test part is looked at, at the end."""
 

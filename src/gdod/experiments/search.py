@@ -62,10 +62,16 @@ def as_settings(point: Point) -> dict[str, Any]:
     return {path: parse_value(value) if isinstance(value, str) else value for path, value in point.items()}
 
 
-def declared(method: str) -> Space:
-    """Return the grid that the method's class declares; empty if it declares none."""
+def declared(method: str, *, rival: bool = False) -> Space:
+    """Return the grid that the method's class declares; empty if it declares none. ``rival``: that of a rival."""
     from gdod._checks import check_choice
     from gdod.methods import METHODS
+
+    if rival:
+        from gdod.experiments.rivals.boosters import RIVALS
+
+        check_choice("rival", method, RIVALS)
+        return {f"method.options.{name}": one for name, one in RIVALS[method].space.items()}
 
     check_choice("method", method, METHODS)
     grid: Mapping[str, Any] = getattr(METHODS[method], "GRID", {})

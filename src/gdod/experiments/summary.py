@@ -2,19 +2,21 @@
 
 from typing import Any
 
-from gdod.report.numbers import NOTHING, number, p_value, signed, with_spread
-from gdod.report.study import HIGHER, MAIN, Comparison, Study
+from gdod.report.numbers import NOTHING, duration, number, p_value, signed, with_spread
+from gdod.report.study import HIGHER, MAIN, Comparison, Setting, Study
 from gdod.report.tables import Cell, Column, TextTable
 
 
 def overview_table(study: Study) -> TextTable:
     """Return one row for each method, by model: mean and spread, difference from the baseline, rank, Δm, time.
 
+    The time is that of a step as a multiple of the baseline's; beside rivals, which have no steps, that of training.
     Narrow enough for 80 columns; the page and the Markdown say more.
     """
     compared = study.compare(study.headline[0])[None]
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
     titles = [study.headline_title, f"− {study.baseline}", "p", "rank", *(["Δm %"] if any(gains) else []), "time"]
+    training = study.training_times()
     rows: list[list[str]] = []
     headings = []
     for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
@@ -30,11 +32,15 @@ def overview_table(study: Study) -> TextTable:
                 p_value(one.p_holm),
                 number(ranks[place], 2),
                 *([signed(gain.mean, 2) if gain else NOTHING] if any(gains) else []),
-                NOTHING if setting.is_single_task else times_as_long(times[place][1]),
+                duration(training[place].mean) if study.rivals else _step_time(setting, times[place][1]),
             ]
         )
     columns = [Column("method", numeric=False), *(Column(title, whole=True) for title in titles)]
     return TextTable(columns, [[Cell(text) for text in row] for row in rows], sections=headings)
+
+
+def _step_time(setting: Setting, ratio: float | None) -> str:
+    return NOTHING if setting.is_single_task else times_as_long(ratio)
 
 
 def times_as_long(ratio: float | None) -> str:
@@ -57,9 +63,10 @@ def caption(study: Study) -> str:
     seeds = sorted({len(setting.finished) for setting in study.settings})
     many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     better = "higher" if HIGHER[study.headline[0]] else "lower"
+    rivals = "\ntime: of training; of a rival, that has one model a task, of all of them" if study.rivals else ""
     return (
         f"{study.name}, {study.part} part, {many} seeds, {better} is better. Mean ± standard deviation;\n"
-        f"difference from {study.baseline} ± its 95 % interval; p of the paired test, corrected (Holm)"
+        f"difference from {study.baseline} ± its 95 % interval; p of the paired test, corrected (Holm){rivals}"
     )
 
 
@@ -68,6 +75,7 @@ def figures(study: Study) -> list[dict[str, Any]]:
     metric = study.headline[0]
     compared = study.compare(metric)[None]
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
+    training, sizes = study.training_times(), study.sizes()
     by_task: dict[str | None, list[Comparison]] = {}
     for name in dict.fromkeys(MAIN[kind] for _, kind in study.tasks if kind in MAIN):
         by_task |= study.compare(name, [task for task, kind in study.tasks if MAIN.get(kind) == name])
@@ -79,6 +87,7 @@ def figures(study: Study) -> list[dict[str, Any]]:
             {
                 "model": setting.model,
                 "method": setting.method,
+                "rival": setting.is_rival,
                 "seeds": [seed for seed in setting.finished if seed is not None],
                 "part": study.part,
                 "metric": study.headline_title,
@@ -87,6 +96,8 @@ def figures(study: Study) -> list[dict[str, Any]]:
                 "delta_m_percent": None if gain is None else gain.mean,
                 "milliseconds_per_step": time.mean,
                 "relative_time": ratio,
+                "training_seconds": training[place].mean,
+                "bytes": sizes[place].mean,
                 "tasks": {
                     task: {"metric": MAIN[kinds[task]], **_comparison(one[place])}
                     for task, one in by_task.items()

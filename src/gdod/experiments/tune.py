@@ -26,26 +26,18 @@ from gdod.experiments.compare import (
     recipe_of,
     sentences_of_all,
     share_cores,
-    with_threads,
 )
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.recipe_space import own_point, recipe_space
+from gdod.experiments.rivals.inputs import prepare_input
+from gdod.experiments.run_config import RunConfig, check_run, run_config, stored_config, with_threads
 from gdod.experiments.search import Grid, Point, Range, Space, as_settings, check_space, declared, read_space
 from gdod.experiments.watch import Watch
-from gdod.training.config import (
-    Settings,
-    TrainConfig,
-    check_config,
-    check_stored,
-    inside,
-    merged,
-    nested,
-    read_settings,
-)
+from gdod.report.runs import RIVAL
+from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
-from gdod.training.preflight import absolute_paths, check
 from gdod.training.recipes import TableSize, apply_recipe
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
@@ -74,16 +66,16 @@ class Search:
     start: Point | None = None
     """The first point to try; None: any."""
 
-    def config(self, point: Point, seed: int) -> TrainConfig:
+    def config(self, point: Point, seed: int) -> RunConfig:
         """Return the configuration at a point of the space."""
-        return absolute_paths(check_config(merged(self.settings, nested({**as_settings(point), "seed": seed}))))
+        return run_config(merged(self.settings, nested({**as_settings(point), "seed": seed})))
 
     @property
     def first_point(self) -> dict[str, Any]:
         return {name: one.values[0] if isinstance(one, Grid) else one.low for name, one in self.space.items()}
 
     @property
-    def first_config(self) -> TrainConfig:
+    def first_config(self) -> RunConfig:
         return self.config(self.first_point, self.seeds[0])
 
     @property
@@ -100,7 +92,7 @@ class Search:
         space = {name: one.to_json() for name, one in self.space.items()}
         return {"settings": self.common(self.first_config), "search": space, "seeds": list(self.seeds)}
 
-    def common(self, config: TrainConfig) -> Settings:
+    def common(self, config: RunConfig) -> Settings:
         """Return the settings of a configuration that are the same in all trials."""
         settings = config.model_dump(mode="json")
         for path in ("seed", "threads", *self.space):
@@ -140,7 +132,7 @@ def read_search(
 
     Settings are those of `gdod train`, and besides them `search` (a space, or the name of one), `trials` and `seeds`
     (a list, or how many). Without any space the grid is searched that the method declares, and if it declares none the
-    space of the recipe.
+    space of the recipe. `rival` in place of `model` and `method` names a rival, whose options are searched.
 
     Args:
         file: the file.
@@ -159,6 +151,10 @@ def read_search(
     spaces = read_space(asked) | dict(space or {})
     wanted = settings.pop("trials", None) if trials is None else trials
     seeds = read_seeds(settings, 1)
+    if (rival := settings.pop("rival", None)) is not None:
+        if both := [name for name in ("model", "method") if name in settings]:
+            raise InputError(f"both a rival and a {both[0]} are given; expected one of them")
+        settings |= {"model": RIVAL, "method": rival}
     settings["model"] = read_spec(settings.get("model", "shared-bottom"), "model").to_json()
     if "method" in settings:
         settings["method"] = read_spec(settings["method"], "method").to_json()
@@ -168,7 +164,7 @@ def read_search(
         settings["method"] = Spec(config.method.name).to_json()
     if named is None and not spaces:
         method = settings["method"]["name"]
-        spaces = declared(method)
+        spaces = declared(method, rival=settings["model"]["name"] == RIVAL)
         named = None if spaces else RECIPE
         if named and settings.get("recipe") == "paper":
             raise InputError(
@@ -190,11 +186,13 @@ def _with_named(search: Search, named: str) -> Search:
     """Return the search with the space of this name, to which the one that it has is added."""
     check_choice("space", named, (RECIPE,))
     config = search.config({}, search.seeds[0])
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"the space {named!r} is for networks, and a rival has its own; leave one of them out")
     if config.recipe == "paper":
         raise InputError(
             f"the space {named!r} is that of the recipe 'strong', and the recipe is 'paper'; leave one of them out"
         )
-    check(config)
+    check_run(config)
     full, _ = apply_recipe(config, TableSize.of(prepare_data(config)))
     space = recipe_space(full, config.model_dump()) | search.space
     search = replace(search, space=space, start=own_point(space, full))
@@ -220,6 +218,8 @@ def tune(
         config = search.first_config
         dataset = prepare_data(config)
         check_tasks(config, dataset)
+        if config.model.name == RIVAL:
+            prepare_input(config.data)
         if not len(dataset.validation):
             raise InputError(f"{dataset.name} has no validation part, by which settings are chosen; change its split")
         _describe(search, folder, dataset.fingerprint)
@@ -304,7 +304,7 @@ class _Trials:
                 self._prepare(config)
                 yield job
 
-    def _prepare(self, config: TrainConfig) -> None:
+    def _prepare(self, config: RunConfig) -> None:
         """Put the data into the cache if it is not there with these features: once, and not in each process."""
         if (data := config.data.model_dump_json()) not in self.prepared:
             prepare_data(config)
@@ -356,7 +356,7 @@ def _study(folder: Path, search: Search) -> "Optuna":
     return study
 
 
-def _ends(search: Search) -> Iterator[TrainConfig]:
+def _ends(search: Search) -> Iterator[RunConfig]:
     """Yield a configuration for every value of a list and every end of a range."""
     first = search.first_point
     for name, one in search.space.items():
@@ -367,19 +367,22 @@ def _ends(search: Search) -> Iterator[TrainConfig]:
 def _check_ends(search: Search) -> None:
     """Raise what can be known before any run: wrong names and options, at the ends of every range."""
     for config in _ends(search):
-        check(config)
+        check_run(config)
 
 
 def recipe_in_words(search: Search) -> list[str]:
     """Return sentences on what the recipe chooses in every trial, and why; nothing on what is searched."""
     config = search.first_config
-    return [] if config.recipe == "paper" else sentences_of_all(_ends(search), TableSize.of(prepare_data(config)))
+    if not isinstance(config, TrainConfig) or config.recipe == "paper":
+        return []
+    configs = (config for config in _ends(search) if isinstance(config, TrainConfig))
+    return sentences_of_all(configs, TableSize.of(prepare_data(config)))
 
 
 def _as_begun(search: Search, folder: Path) -> Search:
     """Return the search with the recipe that the one in the folder was begun with, unless it names one."""
     path = folder / "tuning.json"
-    if "recipe" in search.settings or not path.exists():
+    if "recipe" in search.settings or not isinstance(search.first_config, TrainConfig) or not path.exists():
         return search
     before = read_json(path, "what a search was asked for")
     return replace(search, settings={**search.settings, "recipe": recipe_of(before)})
@@ -391,7 +394,7 @@ def _check_same(search: Search, folder: Path) -> None:
         return
     before, now = read_json(path, "what a search was asked for"), search.to_json()
     stored = {name: before.get(name) for name in now}
-    stored["settings"] = search.common(check_stored(stored["settings"] or {}))
+    stored["settings"] = search.common(stored_config(before["settings"]))
     check_same(f"search in {folder}", stored, now)
 
 
@@ -422,7 +425,9 @@ def _as_yaml(search: Search, best: Best) -> str:
     Their recipe is among them, since it fills all other settings.
     """
     spec: dict[str, Spec] = {what: read_spec(search.settings[what], what) for what in ("model", "method")}
-    settings: Settings = {"recipe": search.first_config.recipe, **{what: one.to_json() for what, one in spec.items()}}
+    config = search.first_config
+    settings: Settings = {"recipe": config.recipe} if isinstance(config, TrainConfig) else {}
+    settings |= {what: one.to_json() for what, one in spec.items()}
     settings = merged(settings, nested(best.settings))
     head = f"# The best of {best.trials} trials on validation: {best.value:.6g} (trial {best.trial}).\n"
     return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

@@ -25,6 +25,7 @@ from gdod.errors import InputError
 
 if TYPE_CHECKING:
     from gdod.data import Dataset, Minibatch
+    from gdod.experiments.rivals.config import RivalConfig
     from gdod.ranks import Ranks
     from gdod.training import Folder, TrainConfig
 
@@ -101,10 +102,14 @@ class Worker:
             return {"kind": "failed", "message": message, "traceback": traceback.format_exc()}
 
     def _train(self, order: Json, tell: Tell) -> Json:
-        from gdod.training import Folder, check_config, train
+        from gdod.experiments.rivals.config import RivalConfig
+        from gdod.experiments.run_config import stored_config
+        from gdod.training import Folder, train
 
-        config, folder = check_config(order["config"]), Folder(Path(order["folder"]))
+        config, folder = stored_config(order["config"]), Folder(Path(order["folder"]))
         self.ranks.first(lambda: _clear(folder))
+        if isinstance(config, RivalConfig):
+            return self._train_rival(config, folder, order, tell)
         dataset = self._load(config)
         if not order["test"]:
             dataset = replace(dataset, test=Nothing())
@@ -116,6 +121,17 @@ class Worker:
             progress=Told(tell),
             command=order.get("command"),
             ranks=self.ranks,
+        )
+
+    def _train_rival(self, config: "RivalConfig", folder: "Folder", order: Json, tell: Tell) -> Json:
+        """Train a rival on rank 0, with the threads of all ranks."""
+        from gdod.experiments.rivals.run import train_rival
+
+        self.data = None  # it reads its own
+        threads = None if config.threads is None else config.threads * self.ranks.size
+        told, test, command = Told(tell), order["test"], order.get("command")
+        return self.ranks.first(
+            lambda: train_rival(config, folder, progress=told, test=test, threads=threads, command=command), wait=True
         )
 
     def _load(self, config: "TrainConfig") -> "Dataset":

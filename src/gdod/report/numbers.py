@@ -49,6 +49,16 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def size(count: float | None) -> str:
+    """Return a number of bytes as text, such as "1.2 MB"."""
+    if count is None or not math.isfinite(count):
+        return NOTHING
+    for bytes_, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 def _minus(text: str) -> str:
     """Return the text with a true minus sign, and no sign before a zero."""
     return text.replace("-", "−") if any(digit in text for digit in "123456789") else text.lstrip("+-")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from gdod.report import svg
-from gdod.report.numbers import duration, number, p_value, signed, whole, with_spread
-from gdod.report.runs import RunRecord
+from gdod.report.numbers import duration, number, p_value, signed, size, whole, with_spread
+from gdod.report.runs import RunRecord, part
 from gdod.report.study import HIGHER, TITLES, Comparison, Setting, Study, as_number
 from gdod.report.tables import Cell, Column, TextTable, Value, as_csv, as_markdown
 
@@ -38,8 +38,12 @@ def overview(study: Study) -> TextTable:
     columns += [
         Column("ms / step", "median over the steps of a run, mean over seeds"),
         Column("relative time", f"per step; {study.baseline} = 1"),
-        Column("seeds", "finished runs"),
     ]
+    if study.rivals:
+        columns.append(Column("training time", "without evaluation at the end, mean over seeds; of a rival all tasks"))
+        columns.append(Column("size", "of the trained model on disk, mean over seeds; of a rival all its models"))
+    columns.append(Column("seeds", "finished runs"))
+    training, sizes = study.training_times(), study.sizes()
     rows = []
     for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
         time, ratio = times[place]
@@ -57,12 +61,30 @@ def overview(study: Study) -> TextTable:
         row += [
             Cell(number(time.mean, 2), time.mean),
             Cell(number(ratio, 2), ratio),
-            Cell(str(one.summary.n), one.summary.n),
         ]
+        if study.rivals:
+            row.append(Cell(duration(training[place].mean), training[place].mean))
+            row.append(Cell(size(sizes[place].mean), sizes[place].mean))
+        row.append(Cell(str(one.summary.n), one.summary.n))
         rows.append(row)
     over = f"the mean over {', '.join(tasks)}" if len(tasks) > 1 else f"the figure of {', '.join(tasks)}"
     caption = f"{title[:1].upper()}{title[1:]} is {over}, on the {study.part} part."
+    if study.rivals:
+        caption += f" Rivals are boosted trees on the same rows. {' '.join(f'{one}.' for one in rival_settings(study))}"
     return TextTable(columns, rows, "Overview", caption, "overview")
+
+
+def rival_settings(study: Study) -> list[str]:
+    """Return a sentence on the settings of each rival, and what was out of the ordinary in its runs."""
+    said: dict[str, None] = {}
+    for setting in study.rivals:
+        for run in setting.runs:
+            if isinstance(settings := part(run.about, "rival").get("settings"), str):
+                said[f"{setting.method}: {settings}"] = None
+        for run in setting.finished.values():
+            notes = (run.result or {}).get("notes")
+            said |= {f"{setting.method}, {note}": None for note in (notes if isinstance(notes, list) else ())}
+    return list(said)
 
 
 def metric_table(study: Study, metric: str) -> TextTable:
@@ -135,6 +157,10 @@ def _figures(study: Study) -> Iterator[list[Value]]:
             yield _figure_row(study, setting, task, metric, one)
     for setting, (time, _) in zip(study.settings, study.step_times(), strict=True):
         yield _figure_row(study, setting, "", "milliseconds_per_step", Comparison(time, None, None))
+    if study.rivals:
+        for metric, summaries in (("training_seconds", study.training_times()), ("bytes", study.sizes())):
+            for setting, summary in zip(study.settings, summaries, strict=True):
+                yield _figure_row(study, setting, "", metric, Comparison(summary, None, None))
 
 
 def _figure_row(study: Study, setting: Setting, task: str, metric: str, one: Comparison) -> list[Value]:

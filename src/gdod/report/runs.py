@@ -13,6 +13,8 @@ from gdod.errors import InputError
 Status = Literal["finished", "unfinished", "failed", "not started"]
 Json = dict[str, Any]
 SINGLE_TASK = "single-task"
+RIVAL = "rival"
+"""What the run of a rival, such as boosted trees, has in place of a model; its method is the rival's name."""
 
 # What a configuration says that does not, since it was stored by a version before there were these settings.
 _BEFORE: Json = {"recipe": "paper", "filled": False, "average": None}
@@ -175,6 +177,7 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
         for model in asked_for(comparison, "model")
         for method in (methods if model.name != SINGLE_TASK else [Asked("sum", "sum")])
     ]
+    pairs += [(Asked(RIVAL, RIVAL), rival) for rival in asked_for(comparison, "rival")]
     for (model, method), seed in product(pairs, seeds):
         about: Json = {
             "model": {"name": model.name, "options": model.options},
@@ -193,7 +196,10 @@ def _named(run: RunRecord, asked: RunRecord | None) -> RunRecord:
 
 
 def asked_for(comparison: Json, what: str) -> list[Asked]:
-    """Return the models or methods of a comparison, from names or objects with a name; single-task models last."""
+    """Return the models, methods or rivals of a comparison, from names or objects with a name.
+
+    Single-task models come last.
+    """
     listed = comparison.get(f"{what}s")
     if not isinstance(listed, list | dict):
         return []
@@ -217,6 +223,8 @@ def _as_of_now(config: Json) -> Json:
     """Return a configuration with the settings that it is too old to have; none if its recipe had yet to fill it."""
     if not config or (config.get("recipe") == "strong" and not config.get("filled")):
         return {}
+    if part(config, "model").get("name") == RIVAL:
+        return config
     optimizer = {"optimizer": {"id_decay": None, **config["optimizer"]}} if part(config, "optimizer") else {}
     return {**_BEFORE, **config, **optimizer}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdod.errors import InputError
-from gdod.report.runs import SINGLE_TASK, Asked, Collection, Json, RunRecord, asked_for, part
+from gdod.report.runs import RIVAL, SINGLE_TASK, Asked, Collection, Json, RunRecord, asked_for, part
 from gdod.statistics import Difference, Summary, average_ranks, delta_m, holm, paired_difference, summarise
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
@@ -58,6 +58,10 @@ class Setting:
     @property
     def is_single_task(self) -> bool:
         return self.runs[0].model == SINGLE_TASK
+
+    @property
+    def is_rival(self) -> bool:
+        return self.runs[0].model == RIVAL
 
     @property
     def shown(self) -> tuple[RunRecord, ...]:
@@ -148,9 +152,14 @@ class Study:
         }
 
     def base_of(self, setting: Setting) -> Setting | None:
-        """Return the baseline in the same model, None if it is not clear which; that of a baseline is itself."""
+        """Return the baseline in the same model, None if it is not clear which; that of a baseline is itself.
+
+        That of a rival is the one in the first model.
+        """
         if setting in self.bases:
             return setting
+        if setting.is_rival:
+            return self.bases[0]
         return _nearest(setting, [base for base in self.bases if base.model == setting.model])
 
     def baseline_of(self, setting: Setting) -> Setting | None:
@@ -218,9 +227,22 @@ class Study:
                 gains.append(delta_m(ours, theirs, higher))
         return summarise(gains)
 
+    @property
+    def rivals(self) -> tuple[Setting, ...]:
+        """The settings that are no models of ours, such as boosted trees."""
+        return tuple(setting for setting in self.settings if setting.is_rival)
+
+    def training_times(self) -> list[Summary]:
+        """Return the seconds of training of each setting, without evaluation at the end, over seeds."""
+        return [self._of_results(setting, "seconds") for setting in self.settings]
+
+    def sizes(self) -> list[Summary]:
+        """Return the bytes on disk of the trained model, or of all models together, of each setting, over seeds."""
+        return [self._of_results(setting, "bytes") for setting in self.settings]
+
     def step_times(self) -> list[tuple[Summary, float | None]]:
         """Return the milliseconds of a step, and how many times those of the baseline in the same model they are."""
-        times = {setting: self._step_time(setting) for setting in self.settings}
+        times = {setting: self._of_results(setting, "milliseconds_per_step") for setting in self.settings}
         listed = []
         for setting, time in times.items():
             base = self.base_of(setting)
@@ -228,10 +250,8 @@ class Study:
             listed.append((time, None if time.mean is None or not least else time.mean / least))
         return listed
 
-    def _step_time(self, setting: Setting) -> Summary:
-        return summarise(
-            [as_number((run.result or {}).get("milliseconds_per_step")) for run in setting.finished.values()]
-        )
+    def _of_results(self, setting: Setting, name: str) -> Summary:
+        return summarise([as_number((run.result or {}).get(name)) for run in setting.finished.values()])
 
 
 def studies(collection: Collection, baseline: str | None = None) -> tuple[Study, ...]:
@@ -287,7 +307,8 @@ def _study(runs: Sequence[RunRecord], baseline: str | None) -> Study:
 
 def _bases(settings: Sequence[Setting], wanted: str | None) -> list[Setting]:
     """Return the baselines: what is wanted, what the first comparison asks for, the sum, or the first method."""
-    shared = [setting for setting in settings if not setting.is_single_task] or list(settings)
+    ours = [setting for setting in settings if not setting.is_rival] or list(settings)
+    shared = [setting for setting in ours if not setting.is_single_task] or ours
     if wanted is not None and (bases := of_method(shared, wanted)):
         return bases
     asked = next((asked for setting in shared for run in setting.runs if (asked := _asked_baseline(run))), None)

@@ -203,6 +203,11 @@ def _run(trainer: Trainer) -> str:
         progress.close()
 
 
+def _model_bytes(folder: Folder) -> int:
+    """Return the size of the trained model on disk: the best weights and the target statistics it is given."""
+    return sum(path.stat().st_size for path in (folder.best, folder.statistics) if path.exists())
+
+
 def _finish(trainer: Trainer, stopped: str) -> Result:
     """Evaluate the best weights on the test part, once, and write the result."""
     state, dataset, config, ranks = trainer.state, trainer.dataset, trainer.config, trainer.ranks
@@ -218,6 +223,7 @@ def _finish(trainer: Trainer, stopped: str) -> Result:
             "best_step": state.best_step,
             "steps": state.step,
             "seconds": state.seconds,
+            "bytes": _model_bytes(trainer.folder),
             "milliseconds_per_step": trainer.milliseconds,
             "validation": state.best,
             "test": None if tested is None else tested.metrics(weighted=config.weighted_metrics),

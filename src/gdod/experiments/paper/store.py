@@ -15,10 +15,10 @@ from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale, config_of, da
 from gdod.experiments.paper.sets import AvailableSet
 from gdod.experiments.plan import Spec
 from gdod.experiments.pool import Ended, Job, run_jobs
+from gdod.experiments.run_config import check_run
 from gdod.experiments.watch import Watch
 from gdod.methods import METHODS
 from gdod.training.config import check_config
-from gdod.training.preflight import check
 from gdod.training.run import Folder
 from gdod.training.train_run import load_data
 
@@ -94,7 +94,7 @@ class Store:
             todo = [(case, seed) for case, seed in wanted if not Folder(self.place(case, seed)).is_finished]
             jobs = [self._job(case, seed, test) for case, seed in todo]
             for config in {job.name.rpartition("/")[0]: job.config for job in jobs}.values():
-                check(config)  # all of them, before the first begins
+                check_run(config)  # all of them, before the first begins
             watch.begin(len(wanted), len(wanted) - len(todo))
             if jobs:
                 processes, threads = share_cores(self.processes, len(jobs), 1)
