@@ -15,7 +15,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. (default: runs/demo-strong-seed0)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps only, to see that it works.")] = False,
 ) -> None:
-    """Train the paper's nine methods on simulated ads; print tables and write a report (2 minutes).
+    """Train the paper's nine methods and a booster on simulated ads; print tables and write a report (2 minutes).
 
     What is finished in the folder is not repeated: after an interruption, give the same command again.
     """
