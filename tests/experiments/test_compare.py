@@ -78,7 +78,7 @@ def test_the_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
 
 
 def test_a_comparison_of_before_goes_on_and_grows_with_its_recipe(place: Path) -> None:
-    """By the same command, which named no recipe, as there was none; and with one method more."""
+    """By the same command, which named no recipe, as there was none; and with one method and one seed more."""
     compare(plan("sum", models=["shared-bottom"], steps=2), "study")
     for path in (place / "study/comparison.json", place / "study/runs/shared-bottom-sum-seed0/config.json"):
         stored = json.loads(path.read_text())
@@ -87,10 +87,10 @@ def test_a_comparison_of_before_goes_on_and_grows_with_its_recipe(place: Path) -
                 settings.pop(name, None)
         path.write_text(json.dumps(stored))
     made = times(place / "study")
-    outcome = compare(by_default("sum", "mgda", steps=2), "study")
+    outcome = compare(by_default("sum", "mgda", steps=2, seeds=2), "study")
     assert times(place / "study").items() > made.items()
     assert load_run(place / "study/runs/shared-bottom-mgda-seed0").config.recipe == "paper"
-    assert [setting.method for setting in outcome.study.settings] == ["sum", "mgda"]
+    assert [(setting.method, len(setting.runs)) for setting in outcome.study.settings] == [("sum", 2), ("mgda", 2)]
     with pytest.raises(InputError, match="recipe is 'paper', not 'strong'"):
         compare(by_default("sum", "mgda", steps=2, recipe="strong"), "study")
 
