@@ -118,8 +118,9 @@ def endless(train: MemoryPart) -> Iterator[Minibatch]:
 
 
 def by_loop(model: Model, train: MemoryPart, folder: Path, *, conflict: bool) -> Callable[[], float]:
-    settings = {"data": "random", "method": "sum", "batch": BATCH, "log_every": LOG, "evaluate_every": BLOCK}
-    config: TrainConfig = check_config(settings if conflict else {**settings, "conflict_every": 0})
+    settings = {"recipe": "paper", "data": "random", "method": "sum", "batch": BATCH, "log_every": LOG}
+    settings |= {"evaluate_every": BLOCK} if conflict else {"evaluate_every": BLOCK, "conflict_every": 0}
+    config: TrainConfig = check_config(settings)
     trainer = Trainer(
         config, dataset(model, train), model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent()
     )

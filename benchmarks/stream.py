@@ -83,9 +83,8 @@ class Training:
     """The loop of `gdod train` on a table, in blocks of steps."""
 
     def __init__(self, table: Path, cache: Path, method: str, stream: bool) -> None:
-        config = check_config(
-            {"data": str(table), "method": method, "batch": BATCH, "log_every": 100, "evaluate_every": 10**9}
-        )
+        settings = {"recipe": "paper", "data": str(table), "method": method, "batch": BATCH}
+        config = check_config({**settings, "log_every": 100, "evaluate_every": 10**9})
         dataset = load(table, schema=SCHEMA, cache=cache, stream=stream)
         self.megabytes = len(dataset.train) * row_bytes(dataset.encoder) / 1e6
         model = build("shared-bottom", dataset.schema, dataset.tasks, seed=seed_for("model", 0))

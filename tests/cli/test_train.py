@@ -100,7 +100,10 @@ def test_a_configuration_file_and_options(place: Path) -> None:
     assert done.exit_code == 0, done.output
     config = json.loads((place / "run" / "config.json").read_text())
     assert (config["steps"], config["optimizer"]["lr"], config["stopping"]["least"]) == (5, 0.01, 0.5)
-    assert (config["model"], config["task_weights"]) == ({"name": "mmoe", "options": {"experts": 2}}, {"buy": 2.0})
+    assert (config["model"]["name"], config["task_weights"]) == ("mmoe", {"buy": 2.0})
+    assert config["model"]["options"].keys() == {"experts", "dropout"}  # the latter by the recipe
+    assert config["model"]["options"]["experts"] == 2
+    assert (config["recipe"], config["method"]["name"]) == ("strong", "sum")
     assert config["data"]["source"] == str(place / "clicks.csv")
 
 
@@ -114,8 +117,11 @@ def test_a_run_has_a_name_if_it_was_given_none(place: Path) -> None:
 def test_check_prints_all_settings_and_does_nothing(place: Path) -> None:
     done = train("--check", "--model", "mmoe", "--model-option", "experts=2", "--set", "model.options={experts: 2}")
     assert done.exit_code == 2  # mmoe has no option bottom
-    done = gdod("train", "--data", "ads", "--check")
+    done = gdod("train", "--data", "ads", "--recipe", "paper", "--check")
     assert json.loads(done.stdout)["model"] == {"name": "shared-bottom", "options": {}}
+    done = train("--check")
+    assert json.loads(done.stdout)["model"]["options"].items() > {"bottom": [16], "embedding": 4}.items()
+    assert "640 training rows" in done.stderr
     assert not (place / "runs").exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.training import tiny
 
 OPTIONS: dict[str, Any] = {
+    "recipe": "paper",
     "data.source": "clicks.csv",
     "data.schema": "clicks.yaml",
     "models": ["shared-bottom:bottom=[16],embedding=4"],

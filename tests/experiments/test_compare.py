@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from gdod import InputError
 from gdod.cli import app
+from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.experiments.compare import Outcome, check_place, compare, share_cores
 from gdod.experiments.plan import ComparisonPlan, make_plan, read_plan, read_spec
-from gdod.experiments.pool import Job
+from gdod.experiments.pool import Ended, Job, _note_failure
 from gdod.experiments.watch import ShownRuns, Watch
+from gdod.report import load_studies
 from gdod.training import TrainConfig, load_run, train
 from gdod.training.checkpoint import load
 
@@ -54,10 +56,17 @@ def wait_for(happened: Callable[[], bool], seconds: float = 180) -> None:
         time.sleep(0.02)
 
 
-def test_a_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
-    strong = {"recipe": "strong", "epochs": 1, "models": ["shared-bottom"]}
+def by_default(*methods: str, **options: Any) -> ComparisonPlan:
+    """A plan that names no recipe, unless it is among the options."""
+    settings = {name: value for name, value in OPTIONS.items() if name != "recipe"}
+    own = {"models": ["shared-bottom"], "methods": list(methods), "seeds": 1, **options}
+    return read_plan(options={**settings, **own})
+
+
+def test_the_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
     for _ in range(2):  # the second time nothing is left to do, and nothing is chosen again
-        compare(plan("sum", "gdod", **strong), "study")
+        compare(by_default("sum", "gdod", epochs=1), "study")
+    assert json.loads((place / "study/comparison.json").read_text())["settings"]["recipe"] == "strong"
     assert len([*(place / "cache").rglob("encoder.json")]) == 1  # prepared once, with the features, for all runs
     for method in ("sum", "gdod"):
         run = load_run(place / f"study/runs/shared-bottom-{method}-seed0")
@@ -66,6 +75,48 @@ def test_a_strong_recipe_is_filled_once_for_each_run(place: Path) -> None:
         assert run.config.average is not None
         assert run.encoder.added is not None
         assert run.encoder.added.statistics
+
+
+def test_a_comparison_of_before_goes_on_and_grows_with_its_recipe(place: Path) -> None:
+    """By the same command, which named no recipe, as there was none; and with one method and one seed more."""
+    compare(plan("sum", models=["shared-bottom"], steps=2), "study")
+    for path in (place / "study/comparison.json", place / "study/runs/shared-bottom-sum-seed0/config.json"):
+        stored = json.loads(path.read_text())
+        for settings in (stored, stored.get("settings", {})):
+            for name in ("recipe", "filled", "average"):
+                settings.pop(name, None)
+        path.write_text(json.dumps(stored))
+    made = times(place / "study")
+    outcome = compare(by_default("sum", "mgda", steps=2, seeds=2), "study")
+    assert times(place / "study").items() > made.items()
+    assert load_run(place / "study/runs/shared-bottom-mgda-seed0").config.recipe == "paper"
+    assert [(setting.method, len(setting.runs)) for setting in outcome.study.settings] == [("sum", 2), ("mgda", 2)]
+    with pytest.raises(InputError, match="recipe is 'paper', not 'strong'"):
+        compare(by_default("sum", "mgda", steps=2, recipe="strong"), "study")
+
+
+def test_a_run_that_fails_before_its_recipe_has_chosen_stands_beside_its_other_seeds(place: Path) -> None:
+    """Its process is killed, and what was given is all that its configuration has."""
+    outcome = compare(by_default("sum", steps=2, seeds=2), "study")
+    folder = place / "study/runs/shared-bottom-sum-seed1"
+    job = Job(folder.name, folder, by_default("sum", steps=2, seeds=2).runs[1].config)
+    shutil.rmtree(folder)
+    _note_failure(Ended(job, None, "killed"))
+    (study,) = load_studies([outcome.folder])
+    assert [(setting.method, len(setting.runs)) for setting in study.settings] == [("sum", 2)]
+
+
+def test_check_says_what_the_recipe_chose_for_each_model(place: Path) -> None:
+    table = ("--data", "clicks.csv", "--schema", "clicks.yaml")
+    done = gdod(*table, "--model", "shared-bottom", "--model", "mmoe", "--method", "gdod", "--lr", "0.1", "--check")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("recipe strong, for 640 training rows")
+    for begin in ("optimizer adamw: weight decay", "dropout", "batch size", "shared-bottom: hidden layers of"):
+        assert sum(line.startswith(begin) for line in lines) == 1
+    assert not any(line.startswith(("method", "hidden layers", "mmoe")) for line in lines)
+    paper = gdod(*table, "--recipe", "paper", "--check")
+    assert (paper.exit_code, paper.stderr) == (0, "")
 
 
 # The whole of it
@@ -218,7 +269,7 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(place: Path) -> None:
             if event["kind"] == "started":
                 starts[job.name] = event["done"]
 
-    outcome = compare(plan("sum", "gdod", **LONG), "out", processes=1, watch=Noting())
+    outcome = compare(plan("sum", "gdod", recipe="strong", **LONG), "out", processes=1, watch=Noting())
     assert starts == {GDOD: step}
     assert (runs / SUM / "result.json").stat().st_mtime_ns == first
     assert outcome.failed == {}
@@ -252,7 +303,7 @@ def test_two_commands_do_not_work_in_one_folder(place: Path, monkeypatch: pytest
         wait_for(lambda: in_the_second_run(place))
         monkeypatch.setattr("gdod.experiments.lock._WAIT", 0.3)
         with pytest.raises(InputError, match="another process is at work"):
-            compare(plan("sum", **LONG), "out")
+            compare(plan("sum", recipe="strong", **LONG), "out")
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=180)
@@ -337,6 +388,7 @@ def test_what_was_tuned_is_for_its_model_and_method_and_given_options_win(tmp_pa
     best = tmp_path / "best.yaml"
     best.write_text("model: {name: mmoe}\nmethod: {name: cagrad, options: {c: 0.1}}\noptimizer: {lr: 0.5}\n")
     settings = {"data": "ads", "models": ["mmoe", "ple"], "methods": ["sum", "cagrad", "cagrad:c=0.9"], "seeds": 1}
+    settings["recipe"] = "paper"
     runs = make_plan(settings, [best]).runs
     configs = {run.name: run.config for run in runs if isinstance(run.config, TrainConfig)}
     assert (configs["mmoe-cagrad-seed0"].method.options, configs["mmoe-cagrad-seed0"].optimizer.lr) == ({"c": 0.1}, 0.5)
@@ -345,6 +397,24 @@ def test_what_was_tuned_is_for_its_model_and_method_and_given_options_win(tmp_pa
     assert configs["mmoe-sum-seed0"].optimizer.lr == 1e-3
     with pytest.raises(InputError, match="not among the runs"):
         make_plan({**settings, "models": ["ple"]}, [best])
+
+
+def test_what_was_tuned_has_the_recipe_and_the_features_of_the_comparison(tmp_path: Path) -> None:
+    best = tmp_path / "best.yaml"
+    best.write_text("recipe: strong\nmodel: {name: mmoe}\nmethod: {name: sum}\ndata: {features: {pairs: 3}}\n")
+    settings: dict[str, Any] = {"data": "ads", "models": ["mmoe"], "methods": ["sum"], "seeds": 1}
+    (run,) = make_plan(settings, [best]).runs
+    assert run.config.data.features == FeatureOptions(pairs=3)
+    assert "recipe" not in run.config.model_fields_set
+    with pytest.raises(InputError, match=r"found with the recipe 'strong', and the comparison has 'paper'.*--recipe"):
+        make_plan({**settings, "recipe": "paper"}, [best])
+    both = {**settings, "methods": ["gdod", "sum"]}
+    with pytest.raises(InputError, match=r"mmoe-sum-seed0 has other data.features than mmoe-gdod-seed0"):
+        make_plan(both, [best])
+    assert len(make_plan({**both, "data": {"source": "ads", "features": {"pairs": 3}}}, [best]).runs) == 2
+    best.write_text("model: {name: mmoe}\nmethod: {name: sum}\ndata: {features: {pairs: 3}, source: ads}\n")
+    with pytest.raises(InputError, match="sets data, which are the comparison's to say"):
+        make_plan(settings, [best])
 
 
 def test_what_was_tuned_is_below_the_folder_of_the_file(tmp_path: Path) -> None:
@@ -379,8 +449,6 @@ def test_the_display_counts_runs_and_tells_the_time_that_remains() -> None:
     import io
 
     from rich.console import Console
-
-    from gdod.experiments.pool import Ended
 
     screen = io.StringIO()
     job = Job("one", Path("one"), plan_config())

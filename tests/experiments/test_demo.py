@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from gdod.cli import app
 from gdod.experiments import demo
 from gdod.experiments.plan import PAPER
+from gdod.training import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 def test_the_command_prints_both_tables_and_where_the_report_is(done: tuple[str, Path]) -> None:
     output, folder = done
-    for expected in (*PAPER, "AUC on test data", "Log loss on test data", "best reachable", "1.00×", "[18/18]"):
+    for expected in (
+        *PAPER,
+        "lightgbm",
+        "AUC on test data",
+        "Log loss on test data",
+        "best reachable",
+        "1.00×",
+        "[20/20]",
+    ):
         assert expected in output
     assert f"Report: {folder / 'report.html'}" in output
     assert "\x1b" not in output  # no terminal, no colours, no bars
@@ -62,9 +71,32 @@ def test_again_nothing_is_trained_and_a_terminal_gets_the_same_tables(
     screen = io.StringIO()
     outcome = demo.run(folder, quick=True, console=Console(file=screen, force_terminal=True, width=80, no_color=True))
     assert outcome.failed == {}
-    assert "18 of 18 runs are finished already" in screen.getvalue()
+    assert "20 of 20 runs are finished already" in screen.getvalue()
     rows = [line.split() for line in output.splitlines() if line.startswith(" gdod")]
     assert [line.split() for line in screen.getvalue().splitlines() if line.startswith(" gdod")] == rows
+
+
+def test_without_its_library_there_is_no_rival_and_a_line_says_how_to_install_it(
+    done: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, folder = done
+    assert "lightgbm: one model a task" in output
+    assert "pip install" not in output
+    monkeypatch.setenv("GDOD_CACHE", str(folder.parent / "cache"))
+    monkeypatch.setattr(demo, "has_rival", lambda: False)
+    screen = io.StringIO()
+    demo.run(folder, quick=True, console=Console(file=screen, width=100))
+    assert "18 of 18 runs are finished already" in screen.getvalue()
+    assert "pip install 'gdod[rivals]'" in screen.getvalue()
+
+
+def test_all_runs_have_the_recipe_that_is_asked_for(done: tuple[str, Path]) -> None:
+    _, folder = done
+    stored = [json.loads(path.read_text()) for path in folder.glob("runs/shared-bottom-*/config.json")]
+    assert {(one["recipe"], one["filled"]) for one in stored} == {("strong", True)}
+    plan = demo.demo_plan(recipe="paper", quick=True)
+    configs = [run.config for run in plan.runs if isinstance(run.config, TrainConfig)]
+    assert {(config.recipe, config.data.features) for config in configs} == {("paper", None)}
 
 
 def test_the_plan_is_the_papers_methods_with_two_seeds() -> None:

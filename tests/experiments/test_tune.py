@@ -164,7 +164,9 @@ def test_the_search_space_is_read_and_checked() -> None:
     for wrong in ("lr", "lr=1", "lr=2..1", "lr=0..1:log", "lr=a..b", "lr=1..inf"):
         with pytest.raises(InputError):
             read_range(wrong)
-    for wrong in ("batch", "batch=3", "batch=[]", "batch=[[1]]"):
+    assert read_grid("model.options.bottom=[[64], [64, 32]]")[1] == Grid(("[64]", "[64, 32]"))
+    assert read_grid("average=[null, 0.9]")[1] == Grid((None, 0.9))
+    for wrong in ("batch", "batch=3", "batch=[]", "batch=[[a]]", "batch=[{a: 1}]"):
         with pytest.raises(InputError):
             read_grid(wrong)
 
@@ -172,9 +174,14 @@ def test_the_search_space_is_read_and_checked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "gdod"], "declares no grid"),
+        (["--method", "gdod", "--recipe", "paper"], "declares no grid"),
         (["--method", "cagrd"], "did you mean 'cagrad'"),
-        ([], "no method is given"),
+        (["--recipe", "paper"], "no method is given"),
+        (["--recipe", "paper", "--method", "gdod", "--space", "recipe"], "is that of the recipe 'strong'"),
+        (["--space", "recip"], "did you mean 'recipe'"),
+        (["--grid", "recipe=[paper,strong]"], "cannot be searched"),
+        (["--grid", "batch=[[1]]"], "batch=[1]"),
+        (["--grid", "data.features.pars=[1]"], "did you mean 'pairs'"),
         (["--method", "cagrad", "--range", "method.options.c=-1..1"], "c=-1"),
         (["--method", "cagrad", "--range", "optimizer.speed=0.1..1"], "optimizer.speed is not a setting"),
         (["--method", "cagrad", "--grid", "data.source=[a,b]"], "cannot be searched"),

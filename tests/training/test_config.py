@@ -16,8 +16,8 @@ def write(folder: Path, text: str, name: str = "train.yaml") -> Path:
     return path
 
 
-def test_defaults_are_those_of_the_paper() -> None:
-    config = check_config({"data": "ads"})
+def test_defaults_of_the_recipe_paper_are_those_of_the_paper() -> None:
+    config = check_config({"data": "ads", "recipe": "paper"})
     assert (config.batch, config.optimizer.name, config.optimizer.lr) == (256, "adam", 1e-3)
     assert (config.data.source, config.model.name, config.method.name) == ("ads", "shared-bottom", "gdod")
 

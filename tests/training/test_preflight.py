@@ -69,7 +69,7 @@ def test_a_split_does_not_leave_the_folder_of_the_data(table: Path, tmp_path: Pa
         ({"task_weights.clck": 2}, "did you mean 'click'"),
         ({"data.options.rows": 4}, "named data set"),
         ({"data.labels": ["click"]}, "beside a schema"),
-        ({"method.options.grups": 4}, "did you mean 'groups'"),
+        ({"method.name": "gdod", "method.options.grups": 4}, "did you mean 'groups'"),
     ],
     ids=str,
 )

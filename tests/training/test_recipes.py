@@ -18,14 +18,14 @@ from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.models import MODELS
 from gdod.training import Interrupted, Silent, TrainConfig, check_config, load_run, name_of, read_config, train
 from gdod.training.checkpoint import load
-from gdod.training.config import DataConfig, OptimizerConfig
+from gdod.training.config import DataConfig, OptimizerConfig, check_stored
 from gdod.training.recipes import _FIXED, TableSize, apply_recipe
 from gdod.training.train_run import load_data
 
 SMALL, MEDIUM, LARGE = (TableSize(rows, rows // 10, 3, 20) for rows in (1_500, 200_000, 2_000_000))
 # Every setting that the recipe may choose, as no recipe would choose it.
 BY_HAND: dict[str, Any] = {
-    "data": {"source": "ads", "features": {"pairs": 1, "rare": 7}},
+    "data": {"source": "ads", "features": {"statistics": False, "pairs": 1, "bins": 9, "rare": 7}},
     "model": {"name": "shared-bottom", "options": {"bottom": [3], "tower": [2], "dropout": 0.4}},
     "method": "gdod",
     "optimizer": {"name": "adamw", "lr": 0.7, "weight_decay": 0.6, "id_decay": 0.5},
@@ -41,16 +41,34 @@ def strong(**settings: Any) -> TrainConfig:
     return check_config({"recipe": "strong", "data": "ads", **settings})
 
 
+def paper(**settings: Any) -> TrainConfig:
+    return check_config({"recipe": "paper", "data": "ads", **settings})
+
+
 def through_json(config: TrainConfig) -> TrainConfig:
     return check_config(json.loads(json.dumps(config.model_dump(mode="json"))))
 
 
-def test_the_paper_is_what_no_recipe_is(tmp_path: Path) -> None:
+def test_strong_is_the_default(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("data: ads\n")
+    for config in (
+        check_config({"data": "ads"}),
+        read_config(tmp_path / "train.yaml"),
+        read_config(options={"data.source": "ads"}),
+        TrainConfig(data=DataConfig(source="ads")),
+    ):
+        assert config == strong()
+        assert config.recipe == "strong"
+
+
+def test_the_paper_is_what_a_stored_configuration_without_a_recipe_is(tmp_path: Path) -> None:
     """The checkpoints of a run that names the recipe are those of one that does not, bit for bit."""
-    assert check_config({"data": "ads", "recipe": "paper"}) == check_config({"data": "ads"})
-    assert apply_recipe(check_config({"data": "ads"}), SMALL) == (check_config({"data": "ads"}), ())
-    for name, settings in (("without", {}), ("with", {"recipe": "paper"})):
-        config = tiny.config(steps=9, method="gdod", **settings)
+    named = tiny.config(steps=9, method="gdod")
+    stored = named.model_dump(mode="json")
+    del stored["recipe"]
+    assert check_stored(stored) == named
+    assert apply_recipe(paper(), SMALL) == (paper(), ())
+    for name, config in (("without", check_stored(stored)), ("with", named)):
         train(config, tmp_path / name, dataset=tiny.dataset())
     check_same(tmp_path / "with", tmp_path / "without")
     last = load(tmp_path / "with" / "checkpoints" / "last.pt")
@@ -101,6 +119,23 @@ def test_a_stored_configuration_without_a_recipe_opens_as_before(tmp_path: Path)
     assert run.config == tiny.config(steps=6)
     assert run.predict(tiny.frame(20)).height == 20
     assert train(tiny.config(steps=6), tmp_path / "run", dataset=data, resume=True)["steps"] == 6
+
+
+def test_a_run_of_before_goes_on_with_the_command_that_it_was_begun_with(tmp_path: Path) -> None:
+    """Which named no recipe, as there was none."""
+    data, begun = tiny.dataset(), tiny.config(steps=20)
+    train(begun, tmp_path / "whole", dataset=data)
+    with pytest.raises(Interrupted):
+        train(begun, tmp_path / "run", dataset=data, progress=Interrupting(14))
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    given = {name: stored.pop(name) for name in ("recipe", "filled", "average")}
+    path.write_text(json.dumps(stored))
+    assert given["recipe"] == "paper"
+    again = tiny.small_settings(steps=20)
+    del again["recipe"]
+    train(check_config(again), tmp_path / "run", dataset=data, resume=True)
+    check_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_what_strong_chooses_for_any_table() -> None:
@@ -154,9 +189,49 @@ def test_without_a_validation_part_it_does_not_stop_early() -> None:
 def test_what_is_given_is_kept(table: TableSize) -> None:
     config, chosen = apply_recipe(strong(**BY_HAND), table)
     written = config.model_dump(mode="json")
-    expected = check_config({"data": "ads", **BY_HAND}).model_dump(mode="json")
+    expected = paper(**BY_HAND).model_dump(mode="json")
     assert written == {**expected, "recipe": "strong", "filled": True}
     assert [sentence.split(":")[0].split(",")[0] for sentence in chosen] == ["recipe strong"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "unsaid"),
+    [
+        ({"data.features.pairs": 0}, "input: target statistics of columns, numbers in", "pair"),
+        ({"data.features.statistics": False}, "input: numbers in at most", "statistics"),
+        ({"data.features.statistics": True}, "input: target statistics of at most", "of columns"),
+        ({"data.features.bins": 0, "data.features.rare": 1}, "pairs: less is left", "bins"),
+        ({"data.features.rare": 7}, "bins: less is left", "share a vector"),
+        ({"data.features": None}, "optimizer adamw", "input:"),
+        ({"optimizer.lr": 0.7}, "optimizer adamw: weight decay", "learning rate 0"),
+        ({"optimizer.weight_decay": 0.0}, "of id tables", "keeps weights"),
+        ({"optimizer.id_decay": None}, "decay keeps weights", "id tables"),
+        ({"optimizer.name": "sgd"}, "schedule", "optimizer"),
+        ({"schedule.floor": 0.1}, "falls to 0.1 of its full value", "zero"),
+        ({"schedule.name": "linear"}, "warm-up of", "cosine"),
+        ({"schedule.warmup": 7}, "falls to zero", "warm-up"),
+        ({"steps": 5}, "cosine", "warm-up"),
+        ({"steps": 400}, "warm-up of 20 steps, 5% of all", "over the data"),
+        ({"model.options.bottom": [3]}, "in each task's tower", "hidden layers"),
+        ({"model.options.tower": [3]}, "hidden layers of", "tower"),
+        ({"model.name": "mmoe"}, "dropout", "layer"),
+        ({"model.options.dropout": 0.3}, "hidden layers", "dropout"),
+        ({"average": None}, "dropout", "average"),
+        ({"batch": 100}, "warm-up of", "batch size"),
+        ({"epochs": 1, "batch": 75}, "warm-up of 1 step,", "over the data"),
+        ({"stopping.patience": 3}, "batch size", "early stopping"),
+        ({"method.name": "gdod"}, "batch size", "method"),
+    ],
+    ids=str,
+)
+def test_the_sentences_are_on_what_was_not_given(given: dict[str, Any], said: str, unsaid: str) -> None:
+    """Also after the configuration went to another process as JSON."""
+    config = read_config(options={"data.source": "ads", **given})
+    sentences = apply_recipe(config, SMALL)[1]
+    words = "\n".join(sentences[1:])
+    assert said in words
+    assert unsaid not in words
+    assert sentences == apply_recipe(through_json(config), SMALL)[1]
 
 
 @pytest.mark.parametrize("part", [part for part in BY_HAND if part != "data"])
@@ -199,7 +274,7 @@ def test_steps_take_the_place_of_passes() -> None:
 def test_another_optimizer_keeps_its_own_defaults() -> None:
     assert strong(optimizer="sgd").optimizer == OptimizerConfig(name="sgd")
     with pytest.raises(InputError, match=r"id_decay=0\.1 is for adamw, not for adam"):
-        check_config({"data": "ads", "optimizer": {"id_decay": 0.1}})
+        paper(optimizer={"id_decay": 0.1})
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -225,9 +300,9 @@ def test_what_is_left_to_the_recipe_is_still_left_after_json() -> None:
 
 def test_what_was_chosen_is_written_in_full_and_nothing_is_chosen_again() -> None:
     config, _ = apply_recipe(strong(), SMALL)
-    paper = check_config({"data": "ads"}).model_dump(mode="json")
-    assert config.model_dump(mode="json").keys() == paper.keys()
-    assert config.model_dump(mode="json")["schedule"].keys() == paper["schedule"].keys()
+    whole = paper().model_dump(mode="json")
+    assert config.model_dump(mode="json").keys() == whole.keys()
+    assert config.model_dump(mode="json")["schedule"].keys() == whole["schedule"].keys()
     assert through_json(config) == config
     assert apply_recipe(through_json(config), LARGE) == (config, ())
 
@@ -294,7 +369,7 @@ def test_it_resumes_with_what_was_chosen_then(tmp_path: Path, monkeypatch: pytes
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path: Path) -> None:
     data, given = tiny.dataset(), {**QUICK, "steps": 3}
-    train(check_config(given), tmp_path / "run", dataset=data)
+    train(paper(**given), tmp_path / "run", dataset=data)
     with pytest.raises(InputError, match=r"another configuration: recipe is 'paper', not 'strong'\. Go on"):
         train(strong(**given), tmp_path / "run", dataset=data, resume=True)
 
@@ -313,7 +388,7 @@ def fake_load(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_features_go_to_the_data_only_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_load(monkeypatch)
-    for config in (check_config({"data": "ads"}), strong(), strong(data={"source": "ads", "features": {"bins": 8}})):
+    for config in (paper(), strong(), strong(data={"source": "ads", "features": {"bins": 8}})):
         load_data(config)
     assert calls[0]["features"] is None
     assert [call["features"] for call in calls[1:]] == [FeatureOptions(), FeatureOptions(bins=8)]
@@ -322,14 +397,14 @@ def test_features_go_to_the_data_only_if_there_are_any(monkeypatch: pytest.Monke
 def test_check_prints_what_was_chosen_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_load(monkeypatch)
     command = ["train", "--data", "ads", "--check"]
-    done = CliRunner().invoke(app, [*command, "--recipe", "strong", "--lr", "0.5", "--set", "data.features.pairs=0"])
+    done = CliRunner().invoke(app, [*command, "--lr", "0.5", "--set", "data.features.pairs=0"])
     assert done.exit_code == 0, done.stderr
     assert "40 passes over the data: the fewer rows, the more" in done.stderr
-    assert "learning rate 0.5" in done.stderr
     settings = json.loads(done.stdout)
+    assert settings["optimizer"]["lr"] == 0.5
     assert (settings["epochs"], settings["batch"], settings["data"]["features"]["pairs"]) == (40, 64, 0)
     assert apply_recipe(check_config(settings), LARGE)[0].model_dump(mode="json") == settings
     assert len(calls) == 1
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(app, [*command, "--recipe", "paper"])
     assert (done.exit_code, done.stderr, len(calls)) == (0, "", 1)
     assert "did you mean 'strong'" in CliRunner().invoke(app, [*command, "--recipe", "strogn"]).stderr

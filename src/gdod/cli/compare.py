@@ -46,6 +46,7 @@ def compare(
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    recipe: options.Recipe = None,
     model: Annotated[
         list[str] | None, typer.Option(help="May be given several times: mmoe, mmoe:experts=4, ...")
     ] = None,
@@ -93,6 +94,9 @@ def compare(
         options.need_data(config, settings)
         plan = read_plan(config, settings)
         if check:
+            from gdod.experiments.compare import recipe_in_words
+
+            options.tell_recipe(recipe_in_words(plan))
             typer.echo(json.dumps(plan.to_json() | {"runs": [run.name for run in plan.runs]}, indent=2))
             return
         _compare_here(plan, out, jobs, nproc, as_json=as_json, quiet=quiet)

@@ -1,6 +1,6 @@
 """Options that several commands have, and how options become settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ import typer
 Pairs = list[str] | None
 Config = Annotated[Path | None, typer.Argument(help="A YAML or TOML file with settings; options win over it.")]
 Data = Annotated[str | None, typer.Option(help="A named data set, a file, a folder or a pattern.")]
+Recipe = Annotated[str | None, typer.Option(help="What fills settings that you do not give: strong (default), paper.")]
 SchemaFile = Annotated[Path | None, typer.Option(help="What the columns of your own table are (YAML or TOML).")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict, if you give no schema.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Where the files of a named data set are.")]
@@ -37,7 +38,7 @@ _SETTINGS = {
     "lr": "optimizer.lr",
     "patience": "stopping.patience",
     "monitor": "stopping.monitor",
-    **{name: name for name in ("batch", "epochs", "steps", "evaluate_every", "threads")},
+    **{name: name for name in ("recipe", "batch", "epochs", "steps", "evaluate_every", "threads")},
 }
 # Of options of the form NAME=VALUE, what NAME is put behind. --set comes last: it wins over all others.
 _PAIRS = {
@@ -65,6 +66,12 @@ def given_settings(context: typer.Context, own: Mapping[str, str]) -> dict[str, 
     for option, prefix in _PAIRS.items():
         settings |= _pairs(context.params.get(option), f"--{option.strip('_').replace('_', '-')}", prefix)
     return settings
+
+
+def tell_recipe(chosen: Iterable[str]) -> None:
+    """Print what a recipe chose: not among the settings, which may go to a file."""
+    for sentence in chosen:
+        typer.echo(sentence, err=True)
 
 
 def need_data(file: Path | None, settings: Mapping[str, Any]) -> None:

@@ -40,7 +40,6 @@ Examples:
 """
 
 _SETTINGS = {
-    "recipe": "recipe",
     "model": "model.name",
     "method": "method.name",
     "weight_decay": "optimizer.weight_decay",
@@ -54,15 +53,15 @@ _SETTINGS = {
 def train(
     context: typer.Context,
     config: options.Config = None,
-    recipe: Annotated[str | None, typer.Option(help="What fills settings that you do not give: paper, strong.")] = None,
     data: options.Data = None,
     schema: options.SchemaFile = None,
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    recipe: options.Recipe = None,
     model: Annotated[str | None, typer.Option(help="shared-bottom, cross-stitch, mmoe, snr, ple, single-task.")] = None,
     model_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. experts=4.")] = None,
-    method: Annotated[str | None, typer.Option(help="sum, gdod, weighted-gdod, pcgrad, cagrad, mgda, ...")] = None,
+    method: Annotated[str | None, typer.Option(help="sum (default), gdod, weighted-gdod, pcgrad, cagrad, ...")] = None,
     method_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. groups=16.")] = None,
     optimizer: options.Optimizer = None,
     lr: options.Rate = None,
@@ -122,8 +121,7 @@ def _train(
     if check_only:
         check(config)
         config, chosen = preview(config)
-        for sentence in chosen:  # not among the settings, which may go to a file
-            typer.echo(sentence, err=True)
+        options.tell_recipe(chosen)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
         return
     folder = out or Path("runs") / name_of(config)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
+  gdod tune --data clicks.csv --schema clicks.yaml --trials 40
+
   gdod tune --data ads --method cagrad --out tuned/cagrad
 
   gdod tune --data ads --method gdod --range optimizer.lr=1e-4..1e-2:log --trials 20
@@ -38,15 +40,19 @@ def tune(
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    recipe: options.Recipe = None,
     model: Annotated[str | None, typer.Option(help="E.g. mmoe, or mmoe:experts=4. (default: shared-bottom)")] = None,
-    method: Annotated[str | None, typer.Option(help="E.g. cagrad, or gdod:groups=16.")] = None,
+    method: Annotated[str | None, typer.Option(help="E.g. cagrad, or gdod:groups=16. (default: sum)")] = None,
+    space: Annotated[
+        str | None, typer.Option(help="recipe: all parts of the strong recipe. (default: the method's grid, if any)")
+    ] = None,
     rival: Annotated[str | None, typer.Option(help="In place of both: lightgbm or catboost.")] = None,
     range_: Annotated[
         options.Pairs, typer.Option("--range", metavar="PATH=LOW..HIGH[:log]", help="E.g. optimizer.lr=1e-4..1e-2:log.")
     ] = None,
     grid: Annotated[
         options.Pairs,
-        typer.Option(metavar="PATH=[VALUE,...]", help="E.g. batch=[128,256]. (default: the method's own)"),
+        typer.Option(metavar="PATH=[VALUE,...]", help="E.g. batch=[128,256]."),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="(default: the whole grid; 20 with ranges)")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each trial, from seed 0 on. (default: 1)")] = None,
@@ -66,17 +72,18 @@ def tune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Search for good settings of a method on the validation part; never looks at the test part.
+    """Search for good settings on the validation part; never looks at the test part.
 
     Finished trials are never repeated: after an interruption, give the same command again.
     """
     with explained():
-        from gdod.experiments.tune import read_search
+        from gdod.experiments.tune import read_search, recipe_in_words
 
         settings = options.given_settings(context, {name: name for name in ("model", "method", "rival", "seeds")})
         options.need_data(config, settings)
-        search = read_search(config, settings, _space(range_, grid), trials)
+        search = read_search(config, settings, _space(range_, grid), trials, space)
         if check:
+            options.tell_recipe(recipe_in_words(search))
             typer.echo(json.dumps({**search.to_json(), "trials": search.trials}, indent=2))
             return
         _tune(search, out, jobs, as_json=as_json, quiet=quiet)

@@ -4,8 +4,8 @@ plan = read_plan(options={"data.source": "ads", "methods": ["sum", "gdod"], "see
 outcome = compare(plan, "comparison")
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,16 @@ import torch
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
 from gdod.experiments.lock import locked
-from gdod.experiments.plan import ComparisonPlan
+from gdod.experiments.plan import ComparisonPlan, on_same_data
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.rivals.inputs import prepare_input
 from gdod.experiments.run_config import RunConfig, folder_config, with_threads
 from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
-from gdod.training.config import Settings, TrainConfig
+from gdod.training.config import Settings, TrainConfig, check_config
 from gdod.training.evaluation import check_monitor
 from gdod.training.preflight import differences
-from gdod.training.recipes import as_stored
+from gdod.training.recipes import TableSize, apply_recipe, as_stored
 from gdod.training.run import Folder, decay_note, versions
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def compare(
     """
     folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
+    plan = _as_begun(plan, folder)
     places = {run.name: Folder((folder / "runs" / run.name).absolute()) for run in plan.runs}
     configs = {run.name: continued(run.config, places[run.name]) for run in plan.runs}
     make_folder(folder / "runs")
@@ -121,6 +122,50 @@ def compare(
                 keep_open=handles,
             )
     return _written(folder, failed)
+
+
+def _as_begun(plan: ComparisonPlan, folder: Path) -> ComparisonPlan:
+    """Return the plan with the recipe that the comparison in the folder was begun with, unless it names one."""
+    path = folder / "comparison.json"
+    if not isinstance(plan.config, TrainConfig) or "recipe" in plan.config.model_fields_set or not path.exists():
+        return plan
+    recipe = recipe_of(read_json(path, "what a comparison was asked for"))
+    runs = []
+    for run in plan.runs:
+        if isinstance(run.config, TrainConfig):
+            run = replace(run, config=check_config({**run.config.model_dump(), "recipe": recipe}))
+        runs.append(run)
+    return replace(plan, runs=on_same_data(runs))
+
+
+def recipe_of(description: Settings) -> str:
+    """Return the recipe of a comparison or a search, as its folder describes it; before there were any, "paper"."""
+    recipe: str = description.get("settings", {}).get("recipe", "paper")
+    return recipe
+
+
+def recipe_in_words(plan: ComparisonPlan) -> list[str]:
+    """Return sentences on what the recipe chooses and why: in all runs, then in those of one model alone.
+
+    For that the data is prepared, after which it is in the cache.
+    """
+    by_model: dict[str, list[TrainConfig]] = {}
+    for run in plan.runs:
+        if isinstance(run.config, TrainConfig) and run.config.recipe != "paper":
+            by_model.setdefault(run.model.label, []).append(run.config)
+    if not by_model:
+        return []
+    table = TableSize.of(prepare_data(plan.config))
+    said = sentences_of_all((config for configs in by_model.values() for config in configs), table)
+    for model, configs in by_model.items():
+        said += [f"{model}: {one}" for one in sentences_of_all(configs, table) if one not in said]
+    return said
+
+
+def sentences_of_all(configs: Iterable[TrainConfig], table: TableSize) -> list[str]:
+    """Return the sentences on what the recipe chooses that hold for all configurations."""
+    first, *others = (apply_recipe(config, table)[1] for config in configs)
+    return [sentence for sentence in first if all(sentence in other for other in others)]
 
 
 def share_cores(processes: int | None, runs: int, threads: int | None, nproc: int = 1) -> tuple[int, int]:

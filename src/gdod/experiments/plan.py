@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +129,32 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Compar
     pairs += [(Spec(RIVAL), rival) for rival in rivals]
     for one in read:
         one.check_used(pairs)
+        one.check_recipe(rest.get("recipe", "strong"))
     if single:
         pairs.append((alone, Spec("sum")))
     # All of one seed before the next: a comparison that is stopped early has something of everything.
-    runs = tuple(_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs)
+    runs = on_same_data([_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs])
     for run in runs[: len(pairs)]:
         check_run(run.config)
     return ComparisonPlan(
         models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read), rivals
     )
+
+
+def on_same_data(runs: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
+    """Return the runs, after making sure that all have the same features; rivals, which use none, get those, too."""
+    first = runs[0]
+    made = []
+    for run in runs:
+        if run.model.name == RIVAL:
+            run = replace(run, config=run.config.model_copy(update={"data": first.config.data}))
+        if run.config.data != first.config.data:
+            raise InputError(
+                f"{run.name} has other data.features than {first.name}, by what was tuned; all runs of a comparison "
+                "are on the same data: give all of them these features, e.g. --set data.features.pairs=0"
+            )
+        made.append(run)
+    return tuple(made)
 
 
 def read_spec(given: object, what: str) -> Spec:
@@ -222,7 +239,7 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     settings: Settings = common
     for one in tuned:
         if one.fits(model, method):
-            settings = merged(settings, one.settings)
+            settings = merged(settings, {name: value for name, value in one.settings.items() if name != "recipe"})
     over: Settings = {"seed": seed}
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
@@ -244,13 +261,24 @@ class _Tuned:
         for what in ("model", "method"):
             if not isinstance(settings.get(what), dict) or "name" not in settings[what]:
                 raise InputError(f"{file} names no {what}; expected a best.yaml that gdod tune wrote")
-        if outside := {"data", "seed"} & set(settings):
+        outside = {"data", "seed"} & set(settings)
+        if isinstance(data := settings.get("data"), dict) and set(data) == {"features"}:
+            outside.remove("data")
+        if outside:
             raise InputError(f"{file} sets {', '.join(sorted(outside))}, which are the comparison's to say")
         return _Tuned(file, settings)
 
     def fits(self, model: Spec, method: Spec) -> bool:
         names = (self.settings["model"]["name"], self.settings["method"]["name"])
         return names == (model.name, method.name)
+
+    def check_recipe(self, recipe: str) -> None:
+        tuned = self.settings.get("recipe", recipe)
+        if tuned != recipe:
+            raise InputError(
+                f"{self.path} was found with the recipe {tuned!r}, and the comparison has {recipe!r}; "
+                f"give it the same, with --recipe {tuned}"
+            )
 
     def check_used(self, pairs: Iterable[tuple[Spec, Spec]]) -> None:
         if not any(self.fits(model, method) for model, method in pairs):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from gdod._files import read_json
 from gdod.experiments.rivals.config import RivalConfig, check_rival
 from gdod.report.runs import RIVAL
-from gdod.training.config import TrainConfig, check_config
+from gdod.training.config import TrainConfig, check_config, check_stored
 from gdod.training.preflight import absolute_paths, check
 from gdod.training.run import Folder
 
@@ -25,7 +25,7 @@ def run_config(settings: Mapping[str, Any]) -> RunConfig:
 
 def stored_config(settings: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that was written out as these settings."""
-    return RivalConfig(**settings) if settings["model"]["name"] == RIVAL else check_config(settings)
+    return RivalConfig(**settings) if settings["model"]["name"] == RIVAL else check_stored(settings)
 
 
 def folder_config(folder: Folder) -> RunConfig:

@@ -12,7 +12,8 @@ from gdod.yaml_toml import parse_value
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-Value = bool | int | float | str
+Value = bool | int | float | str | None
+"""A value of a setting as optuna keeps it: a list of sizes is a text such as "[64, 32]", see `as_settings`."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,15 @@ class Range:
 
 
 Space = dict[str, Grid | Range]
+Point = Mapping[str, Value]
+"""One place of a space: a value for each path."""
 
-_NOT_SEARCHED = ("data", "seed", "stopping", "threads", "device", "task_weights", "name")
+_NOT_SEARCHED = ("recipe", "filled", "data", "seed", "stopping", "threads", "device", "task_weights", "name")
+
+
+def as_settings(point: Point) -> dict[str, Any]:
+    """Return the settings at a point, by their paths, as a file has them."""
+    return {path: parse_value(value) if isinstance(value, str) else value for path, value in point.items()}
 
 
 def declared(method: str, *, rival: bool = False) -> Space:
@@ -107,7 +115,8 @@ def read_space(given: object) -> Space:
 def check_space(space: Space) -> None:
     """Raise for settings that a search must not change, such as the data and the seed."""
     for path in space:
-        if not path or path.split(".")[0] in _NOT_SEARCHED or path.split(".")[-1] == "name":
+        fixed = path.split(".")[0] in _NOT_SEARCHED and not path.startswith("data.features.")
+        if not path or fixed or path.split(".")[-1] == "name":
             raise InputError(
                 f"{path!r} cannot be searched; expected a setting such as optimizer.lr or method.options.c"
             )
@@ -131,7 +140,11 @@ def _grid(path: str, values: object) -> Grid:
     if not isinstance(values, list | tuple) or not values:
         raise InputError(f"the values of {path} are {values!r}; expected a list, e.g. [0.1, 0.3]")
     for value in values:
-        if not isinstance(value, bool | int | float | str):
-            raise InputError(f"the values of {path} hold {value!r}; expected numbers, words, or true and false")
+        sizes = isinstance(value, list) and all(type(one) is int for one in value)
+        if value is not None and not sizes and not isinstance(value, bool | int | float | str):
+            raise InputError(
+                f"the values of {path} hold {value!r}; expected numbers, words, true, false, null, or lists of whole "
+                "numbers such as [64, 32]"
+            )
     parsed = (parse_value(value) if isinstance(value, str) else value for value in values)
-    return Grid(tuple(dict.fromkeys(parsed)))
+    return Grid(tuple(dict.fromkeys(str(one) if isinstance(one, list) else one for one in parsed)))

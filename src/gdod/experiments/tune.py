@@ -7,13 +7,14 @@ so a search that was interrupted goes on where it was, and finished trials are n
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from gdod._checks import check_choice
 from gdod._files import make_folder, read_json, write_json, write_text
 from gdod.errors import InputError
 from gdod.experiments.compare import (
@@ -22,18 +23,22 @@ from gdod.experiments.compare import (
     check_tasks,
     continued,
     prepare_data,
+    recipe_of,
+    sentences_of_all,
     share_cores,
 )
 from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
+from gdod.experiments.recipe_space import own_point, recipe_space
 from gdod.experiments.rivals.inputs import prepare_input
-from gdod.experiments.run_config import RunConfig, check_run, run_config, with_threads
-from gdod.experiments.search import Grid, Range, Space, check_space, declared, read_space
+from gdod.experiments.run_config import RunConfig, check_run, run_config, stored_config, with_threads
+from gdod.experiments.search import Grid, Point, Range, Space, as_settings, check_space, declared, read_space
 from gdod.experiments.watch import Watch
 from gdod.report.runs import RIVAL
-from gdod.training.config import Settings, inside, merged, nested, read_settings
+from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
+from gdod.training.recipes import TableSize, apply_recipe
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for
 
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
 
 TRIALS = 20
 """How many trials a search in ranges makes, unless it is told."""
+RECIPE = "recipe"
+"""The name of the space that `recipe_space` gives."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,12 @@ class Search:
     wanted: int | None = None
     """How many trials were asked for; a grid has no more than its points."""
 
-    def config(self, point: Mapping[str, Any], seed: int) -> RunConfig:
+    start: Point | None = None
+    """The first point to try; None: any."""
+
+    def config(self, point: Point, seed: int) -> RunConfig:
         """Return the configuration at a point of the space."""
-        return run_config(merged(self.settings, nested({**point, "seed": seed})))
+        return run_config(merged(self.settings, nested({**as_settings(point), "seed": seed})))
 
     @property
     def first_point(self) -> dict[str, Any]:
@@ -79,15 +89,19 @@ class Search:
 
     def to_json(self) -> Settings:
         """Return the content of `tuning.json`, the same for the same search with more trials."""
-        settings = self.first_config.model_dump(mode="json")
+        space = {name: one.to_json() for name, one in self.space.items()}
+        return {"settings": self.common(self.first_config), "search": space, "seeds": list(self.seeds)}
+
+    def common(self, config: RunConfig) -> Settings:
+        """Return the settings of a configuration that are the same in all trials."""
+        settings = config.model_dump(mode="json")
         for path in ("seed", "threads", *self.space):
             *outer, last = path.split(".")
             place = settings
             for name in outer:
-                place = place[name]
+                place = place.get(name, {})
             place.pop(last, None)
-        space = {name: one.to_json() for name, one in self.space.items()}
-        return {"settings": settings, "search": space, "seeds": list(self.seeds)}
+        return settings
 
 
 @dataclass(frozen=True)
@@ -112,41 +126,76 @@ def read_search(
     options: Mapping[str, Any] | None = None,
     space: Mapping[str, Grid | Range] | None = None,
     trials: int | None = None,
+    named: str | None = None,
 ) -> Search:
     """Return the search that a YAML or TOML file describes, with options over it.
 
-    Settings are those of `gdod train`, and besides them `search`, `trials` and `seeds` (a list, or how
-    many). Without ``space`` and `search`, what the method declares is searched. `rival` in place of `model` and
-    `method` names a rival, whose options are searched.
+    Settings are those of `gdod train`, and besides them `search` (a space, or the name of one), `trials` and `seeds`
+    (a list, or how many). Without any space the grid is searched that the method declares, and if it declares none the
+    space of the recipe. `rival` in place of `model` and `method` names a rival, whose options are searched.
+
+    Args:
+        file: the file.
+        options: settings over those of the file, nested or by a path with dots.
+        space: where to look, in addition to the file's `search`, over which it wins.
+        trials: how many trials to make.
+        named: the name of a space, to which the others are added: "recipe", the parts of the strong recipe around what
+            it chooses for this table, without those that are given. For that the data is prepared.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     settings = merged(settings, nested(options or {}))
     settings = {"tensorboard": False, **settings}
-    spaces = read_space(settings.pop("search", {})) | dict(space or {})
+    asked = settings.pop("search", {})
+    if isinstance(asked, str):
+        named, asked = named or asked, {}
+    spaces = read_space(asked) | dict(space or {})
     wanted = settings.pop("trials", None) if trials is None else trials
     seeds = read_seeds(settings, 1)
     if (rival := settings.pop("rival", None)) is not None:
         if both := [name for name in ("model", "method") if name in settings]:
             raise InputError(f"both a rival and a {both[0]} are given; expected one of them")
         settings |= {"model": RIVAL, "method": rival}
-    for what, default in (("model", "shared-bottom"), ("method", None)):
-        given = settings.get(what, default)
-        if given is None:
-            raise InputError("no method is given; expected one, e.g. --method cagrad")
-        settings[what] = read_spec(given, what).to_json()
-    spaces = spaces or declared(settings["method"]["name"], rival=settings["model"]["name"] == RIVAL)
-    if not spaces:
-        raise InputError(
-            f"method {settings['method']['name']!r} declares no grid; say what to search, "
-            "e.g. --range optimizer.lr=1e-4..1e-2:log"
-        )
+    settings["model"] = read_spec(settings.get("model", "shared-bottom"), "model").to_json()
+    if "method" in settings:
+        settings["method"] = read_spec(settings["method"], "method").to_json()
+    elif (config := check_config(settings)).recipe == "paper":
+        raise InputError("no method is given; expected one, e.g. --method cagrad")
+    else:
+        settings["method"] = Spec(config.method.name).to_json()
+    if named is None and not spaces:
+        method = settings["method"]["name"]
+        spaces = declared(method, rival=settings["model"]["name"] == RIVAL)
+        named = None if spaces else RECIPE
+        if named and settings.get("recipe") == "paper":
+            raise InputError(
+                f"method {method!r} declares no grid; say what to search, e.g. --range optimizer.lr=1e-4..1e-2:log"
+            )
     check_space(spaces)
     if wanted is not None and (type(wanted) is not int or wanted < 1):
         raise InputError(f"trials={wanted!r}; expected a whole number of at least 1")
     search = Search(settings, spaces, seeds, wanted or 0)
+    _check_ends(search)
+    if named is not None:
+        search = _with_named(search, named)
     points = search.points() if search.is_grid else []
     trials = min(wanted or len(points), len(points)) if points else wanted or TRIALS
-    search = Search(settings, spaces, seeds, trials, wanted)
+    return replace(search, trials=trials, wanted=wanted)
+
+
+def _with_named(search: Search, named: str) -> Search:
+    """Return the search with the space of this name, to which the one that it has is added."""
+    check_choice("space", named, (RECIPE,))
+    config = search.config({}, search.seeds[0])
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"the space {named!r} is for networks, and a rival has its own; leave one of them out")
+    if config.recipe == "paper":
+        raise InputError(
+            f"the space {named!r} is that of the recipe 'strong', and the recipe is 'paper'; leave one of them out"
+        )
+    check_run(config)
+    full, _ = apply_recipe(config, TableSize.of(prepare_data(config)))
+    space = recipe_space(full, config.model_dump()) | search.space
+    search = replace(search, space=space, start=own_point(space, full))
     _check_ends(search)
     return search
 
@@ -162,6 +211,7 @@ def tune(
     """Make the trials that are not finished yet, write `best.yaml`, and return it. Arguments as for `compare`."""
     folder, watch = Path(out), watch or Watch()
     check_place(folder, "tuning.json", "trials")
+    search = _as_begun(search, folder)
     _check_same(search, folder)
     make_folder(folder / "trials")
     with locked(folder, watch.say) as handles, watch:
@@ -200,6 +250,8 @@ class _Trials:
         self.results: dict[int, dict[int, float]] = {}
         """The value on validation, by trial and seed."""
         self.failed: dict[str, str] = {}
+        self.prepared: set[str] = set()
+        """The data that is in the cache, as configurations name it."""
 
     @property
     def total(self) -> int:
@@ -221,6 +273,8 @@ class _Trials:
                 if not self._tried(point):
                     yield from self._jobs(self._add(point, spaces))
             return
+        if self.search.start is not None and not self.study.trials:
+            self.study.enqueue_trial(dict(self.search.start))
         while len(self._states("COMPLETE", "RUNNING")) + len(self.failed_trials) < self.search.trials:
             yield from self._jobs(self.study.ask(spaces).number)
 
@@ -247,7 +301,14 @@ class _Trials:
             if place.is_finished:
                 self.ended(Ended(job, read_json(place.result, "the result of a run")))
             else:
+                self._prepare(config)
                 yield job
+
+    def _prepare(self, config: RunConfig) -> None:
+        """Put the data into the cache if it is not there with these features: once, and not in each process."""
+        if (data := config.data.model_dump_json()) not in self.prepared:
+            prepare_data(config)
+            self.prepared.add(data)
 
     def ended(self, ended: Ended) -> None:
         """Tell optuna the value of a trial, once all its seeds have ended."""
@@ -295,12 +356,36 @@ def _study(folder: Path, search: Search) -> "Optuna":
     return study
 
 
-def _check_ends(search: Search) -> None:
-    """Raise what can be known before any run: wrong names and options, at the ends of every range."""
+def _ends(search: Search) -> Iterator[RunConfig]:
+    """Yield a configuration for every value of a list and every end of a range."""
     first = search.first_point
     for name, one in search.space.items():
         for value in one.values if isinstance(one, Grid) else (one.low, one.high):
-            check_run(search.config({**first, name: value}, search.seeds[0]))
+            yield search.config({**first, name: value}, search.seeds[0])
+
+
+def _check_ends(search: Search) -> None:
+    """Raise what can be known before any run: wrong names and options, at the ends of every range."""
+    for config in _ends(search):
+        check_run(config)
+
+
+def recipe_in_words(search: Search) -> list[str]:
+    """Return sentences on what the recipe chooses in every trial, and why; nothing on what is searched."""
+    config = search.first_config
+    if not isinstance(config, TrainConfig) or config.recipe == "paper":
+        return []
+    configs = (config for config in _ends(search) if isinstance(config, TrainConfig))
+    return sentences_of_all(configs, TableSize.of(prepare_data(config)))
+
+
+def _as_begun(search: Search, folder: Path) -> Search:
+    """Return the search with the recipe that the one in the folder was begun with, unless it names one."""
+    path = folder / "tuning.json"
+    if "recipe" in search.settings or not isinstance(search.first_config, TrainConfig) or not path.exists():
+        return search
+    before = read_json(path, "what a search was asked for")
+    return replace(search, settings={**search.settings, "recipe": recipe_of(before)})
 
 
 def _check_same(search: Search, folder: Path) -> None:
@@ -308,7 +393,9 @@ def _check_same(search: Search, folder: Path) -> None:
     if not path.exists():
         return
     before, now = read_json(path, "what a search was asked for"), search.to_json()
-    check_same(f"search in {folder}", {name: before.get(name) for name in now}, now)
+    stored = {name: before.get(name) for name in now}
+    stored["settings"] = search.common(stored_config(before["settings"]))
+    check_same(f"search in {folder}", stored, now)
 
 
 def _describe(search: Search, folder: Path, fingerprint: str) -> None:
@@ -325,7 +412,7 @@ def _written(search: Search, folder: Path, trials: _Trials) -> Best:
         reason = next(iter(trials.failed.values()), "there are none")
         raise InputError(f"no trial in {folder} has finished: {reason}")
     best = trials.study.best_trial
-    settings = {name: best.params[name] for name in search.space}
+    settings = as_settings({name: best.params[name] for name in search.space})
     assert best.value is not None
     outcome = Best(folder, best.value, settings, best.number, len(complete), trials.failed)
     write_text(outcome.file, _as_yaml(search, outcome))
@@ -333,8 +420,14 @@ def _written(search: Search, folder: Path, trials: _Trials) -> Best:
 
 
 def _as_yaml(search: Search, best: Best) -> str:
-    """Return the best settings for `gdod train` and `gdod compare --tuned`, with the model and method they are for."""
+    """Return the best settings for `gdod train` and `gdod compare --tuned`, with the model and method they are for.
+
+    Their recipe is among them, since it fills all other settings.
+    """
     spec: dict[str, Spec] = {what: read_spec(search.settings[what], what) for what in ("model", "method")}
-    settings = merged({what: one.to_json() for what, one in spec.items()}, nested(best.settings))
+    config = search.first_config
+    settings: Settings = {"recipe": config.recipe} if isinstance(config, TrainConfig) else {}
+    settings |= {what: one.to_json() for what, one in spec.items()}
+    settings = merged(settings, nested(best.settings))
     head = f"# The best of {best.trials} trials on validation: {best.value:.6g} (trial {best.trial}).\n"
     return head + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

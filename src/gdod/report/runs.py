@@ -16,6 +16,8 @@ SINGLE_TASK = "single-task"
 RIVAL = "rival"
 """What the run of a rival, such as boosted trees, has in place of a model; its method is the rival's name."""
 
+# What a configuration says that does not, since it was stored by a version before there were these settings.
+_BEFORE: Json = {"recipe": "paper", "filled": False, "average": None}
 _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.json")
 
 
@@ -143,7 +145,7 @@ def read_run(path: Path) -> RunRecord:
         status=status,
         reason=reason,
         about=files["about"] or {},
-        config=files["config"] or {},
+        config=_as_of_now(files["config"] or {}),
         result=files["result"],
         train=_by_step(record for record in records if record.get("kind") == "train"),
         evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
@@ -215,6 +217,16 @@ def asked_for(comparison: Json, what: str) -> list[Asked]:
 
 def _whole_numbers(listed: Any) -> list[int]:
     return [item for item in listed if isinstance(item, int)] if isinstance(listed, list) else []
+
+
+def _as_of_now(config: Json) -> Json:
+    """Return a configuration with the settings that it is too old to have; none if its recipe had yet to fill it."""
+    if not config or (config.get("recipe") == "strong" and not config.get("filled")):
+        return {}
+    if part(config, "model").get("name") == RIVAL:
+        return config
+    optimizer = {"optimizer": {"id_decay": None, **config["optimizer"]}} if part(config, "optimizer") else {}
+    return {**_BEFORE, **config, **optimizer}
 
 
 def _name(about: Json, config: Json, what: str) -> str:

@@ -140,8 +140,9 @@ class StoppingConfig(_Part):
 class TrainConfig(_Part):
     """All settings of a run."""
 
-    recipe: Literal["paper", "strong"] = "paper"
-    """What fills the settings that are not given: "paper", the defaults here; "strong": see `gdod.training.recipes`."""
+    recipe: Literal["paper", "strong"] = "strong"
+    """What fills the settings that are not given: "strong", what measured well on tables of many kinds, see
+    `gdod.training.recipes`; "paper", the defaults here."""
     filled: bool = False
     """Whether the recipe has filled all settings, as in a run's own configuration; it then chooses nothing more."""
     data: DataConfig
@@ -197,7 +198,7 @@ class TrainConfig(_Part):
         if not isinstance(settings, Mapping):
             return checked(settings)
         settings = {name: _spelled_out(name, value) for name, value in settings.items()}
-        if settings.get("recipe") != "strong" or settings.get("filled"):
+        if settings.get("recipe", "strong") != "strong" or settings.get("filled"):
             return checked(settings)
         from gdod.training.recipes import fixed_settings  # it reads and makes configurations
 
@@ -213,8 +214,13 @@ class TrainConfig(_Part):
 
     @model_serializer(mode="wrap")
     def _write_given(self, whole: SerializerFunctionWrapHandler) -> Settings:
-        """Return the settings, without those that the recipe has yet to choose: it still can when they are read."""
-        return whole(self) if self.recipe == "paper" or self.filled else _only_given(self, whole(self))
+        """Return the settings, without those that the recipe has yet to choose: it still can when they are read.
+
+        The recipe is always among them: `check_stored` takes settings without one for those of an earlier version.
+        """
+        written = whole(self)
+        given = written if self.recipe == "paper" or self.filled else _only_given(self, written)
+        return {"recipe": self.recipe, **given}
 
     @field_validator("task_weights", mode="before")
     @classmethod
@@ -240,7 +246,7 @@ def _only_given(part: BaseModel, settings: Settings) -> Settings:
         key = name if name in settings else field.alias
         if name in part.model_fields_set and key in settings:
             value = getattr(part, name)
-            written[key] = _only_given(value, settings[key]) if isinstance(value, _Part) else settings[key]
+            written[key] = _only_given(value, settings[key]) if isinstance(value, BaseModel) else settings[key]
     return written
 
 
@@ -264,6 +270,11 @@ def check_config(settings: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
         raise InputError(_explained(error)) from None
+
+
+def check_stored(settings: Mapping[str, Any]) -> TrainConfig:
+    """Return a configuration as it was stored; one without a recipe is of a version whose defaults were "paper"."""
+    return check_config({"recipe": "paper", **settings})
 
 
 def read_settings(file: Path) -> Settings:

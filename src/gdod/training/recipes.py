@@ -1,9 +1,10 @@
 """Recipes: what fills the settings of a run that were not given.
 
-"paper" is the defaults of `TrainConfig`, those of the paper. "strong" chooses what measured well on tables of many
-kinds: some settings are the same for all tables and are filled in when a configuration is read (`fixed_settings`), the
-others go by the size of the table and are filled in when the data is known (`apply_recipe`). All its numbers are in the
-tables below. What is given, be it by a file, an option or a call, is kept.
+"paper" is the defaults of the settings, those of the paper. "strong", which is taken unless another is named, chooses
+what measured well on tables of many kinds: some settings are the same for all tables and are filled in when a
+configuration is read (`fixed_settings`), the others go by the size of the table and are filled in when the data is
+known (`apply_recipe`). All its numbers are in the tables below. What is given, be it by a file, an option or a call, is
+kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,17 +95,21 @@ def apply_recipe(config: TrainConfig, table: TableSize) -> tuple[TrainConfig, tu
     given = {name: value for name, value in config.model_dump().items() if name != "epochs" or value is not None}
     chosen = merged(fixed_settings(given), _settings_by_size(config, given, table))
     full = check_config({**merged(chosen, given), "filled": True})
-    return full, tuple(_sentences(full, chosen, table))
+    return full, tuple(_sentences(full, chosen, _given_features(given), table))
 
 
 def as_stored(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """Return the configuration with the settings that were not given as a run has stored them.
 
-    So a run resumes with what was chosen when it began, and not with what its recipe would choose today.
+    So a run resumes with what was chosen when it began, and not with what its recipe would choose today. A recipe that
+    was not named is the run's own, too.
     """
     if config.recipe == "paper" or config.filled:
         return config
-    return check_config(merged(stored.model_dump(), config.model_dump()))
+    given = config.model_dump()
+    if "recipe" not in config.model_fields_set:
+        del given["recipe"]
+    return check_config(merged(stored.model_dump(), given))
 
 
 def _settings_by_size(config: TrainConfig, given: Settings, table: TableSize) -> Settings:
@@ -135,27 +140,27 @@ def _steps(settings: Settings, rows: int) -> int:
     return steps or max(1, round(settings["epochs"] * ceil(rows / settings["batch"])))
 
 
-def _sentences(config: TrainConfig, chosen: Settings, table: TableSize) -> list[str]:
+def _given_features(given: Settings) -> set[str]:
+    features = given.get("data", {}).get("features", {})
+    return set(FeatureOptions.model_fields if features is None else features)
+
+
+def _sentences(config: TrainConfig, chosen: Settings, features_given: set[str], table: TableSize) -> list[str]:
     """Return what the recipe chose and why, a sentence each; nothing on settings that were given."""
     rows, tasks, fields = f"{table.rows:,} training rows", _count(table.tasks, "task"), _count(table.fields, "field")
     said = [f"recipe strong, for {rows}, {tasks} and {fields}; what you set yourself is kept"]
     if "method" in chosen:
         said.append("method sum: adds up the tasks' gradients; it measured best and is the fastest")
-    if features := chosen.get("data", {}).get("features"):
-        said.append(
-            f"input: target statistics of columns and of at most {features.pairs} pairs, numbers in at most "
-            f"{features.bins} bins, values with fewer than {features.rare} rows share a vector: less is left to learn"
-        )
+    if made := _made_of_columns(config.data.features, features_given):
+        said.append(f"input: {', '.join(made)}: less is left to learn")
+    if config.data.features is not None and config.data.features.times and "times" not in features_given:
         said.append("times: hour, weekday, month and age of columns of dates and times, where the split allows it")
-    if "optimizer" in chosen:
-        optimizer = config.optimizer
-        said.append(
-            f"optimizer adamw: learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g} of matrices, "
-            f"{optimizer.id_decay or 0:g} of id tables, none of biases; it keeps weights of many inputs small"
-        )
+    if said_of_optimizer := _optimizer_in_words(chosen.get("optimizer", {})):
+        said.append(said_of_optimizer)
     if "name" in chosen.get("schedule", {}):
-        said.append("schedule cosine: the learning rate falls to zero, so that the weights settle")
-    if "warmup" in chosen.get("schedule", {}):
+        floor = f"{config.schedule.floor:g} of its full value" if config.schedule.floor else "zero"
+        said.append(f"schedule cosine: the learning rate falls to {floor}, so that the weights settle")
+    if chosen.get("schedule", {}).get("warmup"):
         said.append(f"warm-up of {_count(config.schedule.warmup, 'step')}, {_WARMUP:.0%} of all: for a steady start")
     if "average" in chosen:
         said.append(
@@ -165,8 +170,12 @@ def _sentences(config: TrainConfig, chosen: Settings, table: TableSize) -> list[
     options = chosen.get("model", {}).get("options", {})
     if "dropout" in options:
         said.append(f"dropout {options['dropout']:g}: against learning rows by heart")
-    if sizes := [f"{name} {options[name]}" for name in ("bottom", "tower") if name in options]:
-        said.append(f"model sizes {', '.join(sizes)}: the more rows, the larger")
+    if "bottom" in options:
+        said.append(f"hidden layers of {_and(options['bottom'])}: the more rows, the larger")
+    if "tower" in options:
+        layers = f"layers of {_and(options['tower'])}" if options["tower"] else "no layer"
+        reason = "" if options["tower"] else ": fewer weights to learn"
+        said.append(f"{layers} in each task's tower, before its output{reason}")
     if "batch" in chosen:
         said.append(f"batch size {config.batch}: the fewer rows, the smaller, so that a pass has enough steps")
     if "epochs" in chosen:
@@ -177,6 +186,35 @@ def _sentences(config: TrainConfig, chosen: Settings, table: TableSize) -> list[
             "validation part: the weights that were best there are kept"
         )
     return said
+
+
+def _made_of_columns(features: FeatureOptions | None, given: set[str]) -> list[str]:
+    """Return what is made of the columns by options that were not given, in words."""
+    if features is None:
+        return []
+    counted = {"statistics": "columns", "pairs": f"at most {_count(features.pairs, 'pair')}"}
+    of = [text for name, text in counted.items() if getattr(features, name) and name not in given]
+    made = [f"target statistics of {' and of '.join(of)}"] if of and features.statistics else []
+    if features.bins and "bins" not in given:
+        made.append(f"numbers in at most {_count(features.bins, 'bin')}")
+    if features.rare > 1 and "rare" not in given:
+        made.append(f"values with fewer than {_count(features.rare, 'row')} share a vector")
+    return made
+
+
+def _optimizer_in_words(chosen: Settings) -> str:
+    """Return what was chosen of the optimizer; empty if nothing was."""
+    parts = [f"learning rate {chosen['lr']:g}"] if "lr" in chosen else []
+    parts += [f"weight decay {chosen['weight_decay']:g}"] if "weight_decay" in chosen else []
+    parts += [f"decay {chosen['id_decay']:g} of id tables, none of biases"] if "id_decay" in chosen else []
+    if not parts and "name" not in chosen:
+        return ""
+    reason = "; decay keeps weights of many inputs small" if chosen.get("weight_decay") else ""
+    return f"optimizer adamw{': ' if parts else ''}{', '.join(parts)}{reason}"
+
+
+def _and(sizes: Sequence[int]) -> str:
+    return " and ".join(map(str, sizes))
 
 
 def _count(number: int, what: str, several: str | None = None) -> str:

@@ -19,7 +19,7 @@ from gdod._files import read_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
 from gdod.training import checkpoint
-from gdod.training.config import TrainConfig, check_config
+from gdod.training.config import TrainConfig, check_stored
 from gdod.training.device import find_device
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Folder:
         return self.result.exists()
 
     def read_config(self) -> TrainConfig:
-        return check_config(read_json(self.config, "the configuration of a run"))
+        return check_stored(read_json(self.config, "the configuration of a run"))
 
 
 def name_of(config: TrainConfig) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gdod.data import Dataset
 
 PAPER_SETTINGS: Mapping[str, Any] = {
+    "recipe": "paper",
     "batch": 256,
     "optimizer": {"name": "adam", "lr": 1e-3},
     "device": "cpu",
@@ -75,11 +76,12 @@ class Case:
 
 
 def data_settings(case: Case, available: AvailableSet, scale: Scale) -> dict[str, Any]:
-    """Return the settings that say which data the case is on."""
+    """Return the settings that say which data the case is on, and the recipe, as it says what is made of columns."""
     options = dict(available.paper_set.options)
     if scale.rows is not None and available.paper_set.source == "ads":
         options["rows"] = scale.rows
-    settings = {"data": {"source": available.paper_set.source, "options": options}}
+    settings: dict[str, Any] = {"recipe": PAPER_SETTINGS["recipe"]}
+    settings["data"] = {"source": available.paper_set.source, "options": options}
     if available.folder is not None:
         settings["data"]["folder"] = str(available.folder)
     own = {path: value for path, value in case.settings if path.startswith("data.")}
