@@ -41,6 +41,7 @@ def inspect(
     out: Annotated[Path | None, typer.Option(help="Write a schema to edit to this .yaml file.")] = None,
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = "utf-8",
     separator: Annotated[str | None, typer.Option(help="Of a text file; by default it is guessed.")] = None,
+    quote: Annotated[str, typer.Option(help="Sign around values; '' if quotation marks are ordinary signs.")] = '"',
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a schema that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +55,8 @@ def inspect(
             raise InputError(f"--out {out} ends in {out.suffix!r}; expected .yaml")
         if out is not None and out.exists() and not overwrite:
             raise InputError(f"{out} is there already; take another name, or --overwrite")
-        inspection = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
+        format = FileFormat(encoding=encoding, separator=separator, quote=quote)
+        inspection = inspect(source, labels=label or (), format=format)
         if as_json:
             typer.echo(json.dumps(inspection.to_json(), ensure_ascii=False))
         else:
