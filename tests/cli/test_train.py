@@ -46,6 +46,21 @@ def train(*arguments: str) -> Result:
     return gdod("train", *TABLE, *QUICK, *SMALL, *arguments)
 
 
+def test_without_a_schema_it_says_what_is_predicted_and_what_counts_as_1(place: Path) -> None:
+    table = tiny.frame(1000)
+    words = table.with_columns(pl.col("click").replace_strict({0: "no", 1: "yes"}))
+    words.write_csv(place / "words.csv")
+    done = gdod("train", "--data", "words.csv", "--label", "click", *QUICK, *SMALL, "--steps", "2", "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "these columns are predicted: click (binary)" in " ".join(done.output.split())
+    assert "the label 'click' is 1 where it is 'yes', and 0 for other values" in " ".join(done.output.split())
+    told = json.loads((place / "run" / "about.json").read_text())["data"]["notes"]
+    assert any("is 1 where it is 'yes'" in note for note in told)
+    page = gdod("report", "run", "--out", "report.html")
+    assert page.exit_code == 0, page.output
+    assert "is 1 where it is &#x27;yes&#x27;" in (place / "report.html").read_text("utf-8")
+
+
 def test_a_run_that_was_killed_as_it_began_begins_again(place: Path) -> None:
     assert train("--steps", "2", "--out", "whole").exit_code == 0
     for number, arguments in enumerate(([], ["--resume"])):

@@ -54,14 +54,59 @@ def test_named_labels_of_every_kind(tmp_path: Path) -> None:
     table = pl.DataFrame(
         {
             "x": [0.5, 1.5, 2.5] * 20,
-            "sex": ["m", "f", "m"] * 20,
+            "smoker": ["Yes", "no", "yes"] * 20,
             "stars": [1, 2, 5] * 20,
             "price": [float(k) / 3 for k in range(60)],
         }
     )
-    labels = inspect(write(tmp_path, table), labels=["sex", "stars", "price"]).schema().labels
-    assert (labels["sex"].kind, labels["sex"].positive) == ("binary", ("f",))
+    labels = inspect(write(tmp_path, table), labels=["smoker", "stars", "price"]).schema().labels
+    assert (labels["smoker"].kind, set(labels["smoker"].positive or ())) == ("binary", {"yes", "Yes"})
     assert (labels["stars"].kind, labels["price"].kind) == ("multiclass", "regression")
+
+
+@pytest.mark.parametrize(
+    ("negative", "positive"),
+    [
+        ("no", "yes"),
+        ("N", "Y"),
+        ("survived", "died"),
+        ("negative", "positive"),
+        ("FALSE", "TRUE"),
+        ("-1", "1"),
+        ("<=50K", ">50K"),
+        ("not churned", "churned"),
+        ("Non-Smoker", "smoker"),
+    ],
+)
+@pytest.mark.parametrize("rarer", [False, True])
+def test_words_say_which_value_counts_as_1_however_rare(
+    negative: str, positive: str, rarer: bool, tmp_path: Path
+) -> None:
+    values = ([positive] + [negative] * 4 if rarer else [negative] + [positive] * 4) * 20
+    path = write(tmp_path, pl.DataFrame({"x": [0.5, 1.5, 2.5, 3.5, 4.5] * 20, "y": values}))
+    inspection = inspect(path, labels=["y"])
+    assert inspection.columns[1].rate == pytest.approx(0.2 if rarer else 0.8)
+    data = load(path, schema=inspection.schema(), cache=tmp_path / "c")
+    assert data.train.examples.labels.mean() == pytest.approx(0.2 if rarer else 0.8, abs=0.1)  # type: ignore[attr-defined]
+    if inspection.schema().labels["y"].positive:
+        assert f"positive ({positive})" in inspection.to_yaml()
+        assert f"the label 'y' is 1 where it is {positive!r}, and 0 for other values" in data.notes
+
+
+def test_other_words_are_asked_about(tmp_path: Path) -> None:
+    out = tmp_path / "s.yaml"
+    path = write(tmp_path, pl.DataFrame({"x": [0.5, 1.5, 2.5] * 20, "sex": ["m", "f", "m"] * 20}))
+    with pytest.raises(InputError, match="the label 'sex': which value counts as 1 has to be said"):
+        load(path, labels=["sex"], cache=tmp_path / "c")
+    inspection = inspect(path, labels=["sex"])
+    assert inspection.columns[1].rate is None
+    out.write_text(inspection.to_yaml())
+    assert "`positive: [m]` or [f]" in out.read_text()
+    # As it is, the schema is refused with the same request; an answer is all that it needs.
+    with pytest.raises(InputError, match=r"column 'sex' is '[mf]'; .* `positive: \[...\]`"):
+        load(path, schema=out, cache=tmp_path / "c")
+    out.write_text(out.read_text().replace("kind: binary}", "kind: binary, positive: f}"))
+    assert load(path, schema=out, cache=tmp_path / "c").encoder.table_schema.labels["sex"].positive == ("f",)
 
 
 def test_no_label_and_an_unknown_label(tmp_path: Path) -> None:
@@ -81,7 +126,7 @@ def test_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
 
 def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
     names = ["a: b", "yes", "12", "ü", "#x", "'q'", "null", "-", "a b"]
-    table = pl.DataFrame({name: ["u", "v"] * 10 for name in names} | {"click": [0, 1] * 10})
+    table = pl.DataFrame({name: ["yes", "no"] * 10 for name in names} | {"click": [0, 1] * 10})
     inspection = inspect(write(tmp_path, table), labels=["click", "yes"])
     (tmp_path / "s.yaml").write_text(inspection.to_yaml())
     assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()
@@ -91,9 +136,9 @@ def test_awkward_names_survive_the_yaml(tmp_path: Path) -> None:
 def test_signs_that_yaml_has_no_place_for_survive_it(tmp_path: Path, sign: str) -> None:
     """In names, in values, and in comments: what a file is called, and what an odd column holds."""
     name = f"a{sign}b"
-    table = pl.DataFrame({name: ["u", "v"] * 10, "sex": ["m", name] * 10, "odd": [{name: 1}] * 20})
+    table = pl.DataFrame({name: ["u", "v"] * 10, "sign": [f"not {name}", name] * 10, "odd": [{name: 1}] * 20})
     table.write_parquet(tmp_path / f"{name}.parquet")
-    inspection = inspect(tmp_path / f"{name}.parquet", labels=["sex"])
+    inspection = inspect(tmp_path / f"{name}.parquet", labels=["sign"])
     (tmp_path / "s.yaml").write_text(inspection.to_yaml(), "utf-8")
     assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()
 

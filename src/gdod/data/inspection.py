@@ -12,6 +12,7 @@ import polars as pl
 import yaml
 
 from gdod._checks import listed, nearest
+from gdod.data.label_words import positive_values
 from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
@@ -52,22 +53,32 @@ class ColumnReport:
     high: float | None = None
     """The smallest and the largest number, if all values are numbers."""
     rate: float | None = None
-    """The share of positive labels, for a binary label."""
+    """The share of positive labels, for a binary label; None if it is not known which value counts as 1."""
     examples: tuple[str, ...] = ()
     """The most frequent values."""
     why: str = ""
-    """The reason why a column is ignored."""
+    """The reason why a column is ignored, or what has to be said about it."""
 
     def summary(self, rows: int) -> str:
         """Return the values of the column in a few words; ``rows``: the number of rows looked at."""
         words = [f"{self.values:,} value{'s' * (self.values != 1)}"]
         if self.rate is not None:
-            words = [f"{self.rate:.2%} positive"]
+            words = [f"{self.rate:.2%} positive{self._positive}"]
         elif self.low is not None and self.type in ("numeric", "weight", "label"):
             words = [f"{self.low:g} to {self.high:g}"]
         if self.missing:
             words.append(f"{self.missing:,} missing ({self.missing / rows:.1%})")
         return ", ".join([*words, *([self.why] if self.why else [])])
+
+    @property
+    def _positive(self) -> str:
+        """The value that counts as 1, if it is a word."""
+        return f" ({', '.join(self.options['positive'])})" if "positive" in self.options else ""
+
+    @property
+    def unclear(self) -> bool:
+        """Whether it is a binary label of which nobody has said yet which value counts as 1."""
+        return self.type == "label" and self.options["kind"] == "binary" and self.rate is None
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ class Inspection:
     format: FileFormat
 
     def schema(self) -> TableSchema:
-        """Return the inferred schema; raise if no column looks like a label."""
+        """Return the inferred schema; raise if no column looks like a label, or a label needs a decision."""
         labels = [column.name for column in self.columns if column.type == "label"]
         if not labels:
             two = [column.name for column in self.columns if column.values == 2]
@@ -91,6 +102,12 @@ class Inspection:
                 f"{self.source}: no column looks like a label; name what is to be predicted (--label NAME, or "
                 f"labels=[...]), or write a schema. Columns with two values: {listed(two)}"
             )
+        for column in self.columns:
+            if column.unclear:
+                raise InputError(
+                    f"{self.source}: the label {column.name!r}: {column.why}. Write a schema to say so: gdod data "
+                    f"inspect ... --label {column.name} --out schema.yaml"
+                )
         return TableSchema(
             columns={column.name: {"type": column.type, **column.options} for column in self.columns},
             file=self.format,
@@ -199,7 +216,13 @@ class _Column:
         return len(self.counts)
 
     @property
+    def positive(self) -> tuple[str, ...]:
+        """What counts as 1, if the values are two words, in any spelling, and it is plain."""
+        return positive_values(self.counts["value"])
+
+    @property
     def binary(self) -> bool:
+        """Whether the values are 0 and 1, or true and false: then a schema need not say which counts as 1."""
         return set(self.counts["value"].str.to_lowercase()) in ({"0", "1"}, {"true", "false"})
 
     @property
@@ -222,7 +245,7 @@ class _Column:
             self.missing,
             None if numbers is None else float(numbers.min()),  # type: ignore[arg-type]
             None if numbers is None else float(numbers.max()),  # type: ignore[arg-type]
-            _rate(self.counts, options) if type == "label" and options["kind"] == "binary" else None,
+            _rate(self.counts, self.positive) if type == "label" and options["kind"] == "binary" else None,
             tuple(values[:3].to_list()),
             why,
         )
@@ -233,16 +256,19 @@ Guess = tuple[str, dict[str, Any], str]
 
 def _label_type(column: _Column, labels: tuple[str, ...]) -> Guess | None:
     if column.name not in labels:
-        if not column.binary or not _LABEL.search(column.name.lower()):
+        if not column.positive or not _LABEL.search(column.name.lower()):
             return None
         if labels:
             return "ignore", {}, "looks like another label: as a feature it may give the answer away"
-        return "label", {"kind": "binary"}, ""
     if column.binary:
         return "label", {"kind": "binary"}, ""
-    if column.values == 2:
-        return "label", {"kind": "binary", "positive": [column.counts["value"][1]]}, ""
-    if column.numbers is not None and (column.values > _FEW or bool((column.numbers != column.numbers.floor()).any())):
+    if column.positive:
+        return "label", {"kind": "binary", "positive": list(column.positive)}, ""
+    fractions = column.numbers is not None and bool((column.numbers != column.numbers.floor()).any())
+    if column.values == 2 and not fractions:
+        one, other = (_flow([value]) for value in column.counts["value"])
+        return "label", {"kind": "binary"}, f"which value counts as 1 has to be said, `positive: {one}` or {other}"
+    if fractions or (column.numbers is not None and column.values > _FEW):
         return "label", {"kind": "regression"}, ""
     if column.values > ENOUGH:
         raise InputError(
@@ -304,9 +330,10 @@ def _members(values: pl.Series, separator: str) -> int:
     return values.str.split(separator).explode(empty_as_null=True, keep_nulls=True).n_unique()
 
 
-def _rate(counts: pl.DataFrame, options: dict[str, Any]) -> float:
-    positive = options.get("positive") or ["1", "true", "True", "TRUE"]
-    return int(counts.filter(pl.col("value").is_in(positive))["count"].sum()) / int(counts["count"].sum())
+def _rate(counts: pl.DataFrame, positive: tuple[str, ...]) -> float | None:
+    if not positive:
+        return None
+    return int(counts.filter(pl.col("value").is_in(list(positive)))["count"].sum()) / int(counts["count"].sum())
 
 
 def _entry(column: ColumnReport) -> str:

@@ -134,8 +134,17 @@ def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
         test=test,
         fingerprint=about["fingerprint"],
         encoder=encoder,
-        notes=tuple(about["notes"]),
+        notes=(*about["notes"], *_label_notes(encoder.table_schema)),
     )
+
+
+def _label_notes(schema: TableSchema) -> list[str]:
+    """Return a sentence for each label of words: which of them counts as 1."""
+    return [
+        f"the label {name!r} is 1 where it is {' or '.join(map(repr, label.positive))}, and 0 for other values"
+        for name, label in schema.labels.items()
+        if label.positive is not None
+    ]
 
 
 def read_about(folder: Path) -> dict[str, Any]:

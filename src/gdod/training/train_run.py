@@ -14,7 +14,7 @@ from gdod.models import build
 from gdod.ranks import Ranks
 from gdod.ranks.processes import current, own_device
 from gdod.training import checkpoint
-from gdod.training.config import TrainConfig
+from gdod.training.config import TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import predict_part
 from gdod.training.loop import Trainer
@@ -73,6 +73,9 @@ def train(
         torch.set_num_threads(config.threads)
     if dataset is None:
         dataset = ranks.in_turns(lambda: load_data(config))
+        if config.data.schema_file is None and not is_named(config.data.source):
+            tasks = ", ".join(f"{task.name} ({task.kind})" for task in dataset.tasks)
+            progress.say(f"data: no schema is given, so these columns are predicted: {tasks}")
     for note in dataset.notes:
         progress.say(f"data: {note}")
     config, chosen = ranks.agree(partial(_with_recipe, config, dataset))

@@ -28,8 +28,8 @@ def with_lines(path: Path, **changed: str) -> Path:
     lines = [HEADER, *ROWS]
     for name, text in changed.items():
         lines[int(name.removeprefix("line")) - 1] = text
-    text = "\n".join(lines).encode() + b"\n"
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    content = "\n".join(lines).encode() + b"\n"
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
