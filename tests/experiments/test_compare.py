@@ -250,7 +250,7 @@ def test_two_commands_do_not_work_in_one_folder(place: Path, monkeypatch: pytest
     process = start(*ARGUMENTS)
     try:
         wait_for(lambda: in_the_second_run(place))
-        monkeypatch.setattr("gdod.experiments.lock._WAIT", 0.3)
+        monkeypatch.setattr("gdod.training.lock._WAIT", 0.3)
         with pytest.raises(InputError, match="another process is at work"):
             compare(plan("sum", **LONG), "out")
     finally:

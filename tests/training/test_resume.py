@@ -17,6 +17,7 @@ import pytest
 from tests.training import tiny
 from tests.training.test_loop import check_same, lines
 
+from gdod import InputError
 from gdod._files import read_json
 from gdod.training import TrainConfig, train
 from gdod.training.checkpoint import load
@@ -195,3 +196,31 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     assert train(settings, tmp_path / "run", dataset=tiny.dataset(), resume=True) == result
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, folder = config("sum"), tmp_path / "run"
+    finish(settings, tmp_path / "whole")
+    first = start(settings, folder)
+    wait_for_lines(folder, 1, first)
+    os.kill(first.pid or 0, signal.SIGSTOP)  # it is at work for as long as this test needs it to be
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    try:
+        monkeypatch.setattr("gdod.training.lock._WAIT", 0.3)
+        for resume in (False, True):
+            with pytest.raises(InputError, match=r"another process is at work in|holds a run already") as refused:
+                train(settings, folder, dataset=tiny.dataset(), resume=resume)
+            assert not resume or "another process is at work" in str(refused.value)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    finally:
+        os.kill(first.pid or 0, signal.SIGCONT)
+        first.join(120)
+    assert first.exitcode == 0
+    assert read_json(folder / "result.json", "")["test"] == read_json(tmp_path / "whole/result.json", "")["test"]
+    assert not (folder / ".lock").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs a validation part"):
+        train(config("sum"), tmp_path / "run", dataset=tiny.dataset(validation=0))
+    assert not (tmp_path / "run").exists()

@@ -25,13 +25,13 @@ from gdod.experiments.compare import (
     share_cores,
     with_threads,
 )
-from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.search import Grid, Range, Space, check_space, declared, read_space
 from gdod.experiments.watch import Watch
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
+from gdod.training.lock import locked
 from gdod.training.preflight import absolute_paths, check
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for

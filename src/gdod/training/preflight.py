@@ -74,7 +74,7 @@ def check_folder(config: TrainConfig, folder: Folder, resume: bool) -> None:
         raise InputError(f"{folder.path} is a file; expected a folder, or a name for a new one")
     if not folder.is_run:
         # A run that was killed as it began has some of its files, but not this last one of them, and no checkpoint.
-        own = {folder.checkpoints, folder.statistics, folder.encoder, folder.about}
+        own = {folder.checkpoints, folder.statistics, folder.encoder, folder.about, folder.lock}
         there = [one for place in (folder.path, folder.checkpoints) if place.is_dir() for one in place.iterdir()]
         if any(one not in own and one.suffix != ".part" for one in there):
             raise InputError(f"the folder {folder.path} holds other files; choose a new one with --out")

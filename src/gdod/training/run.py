@@ -18,7 +18,7 @@ from torch import nn
 from gdod._files import read_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
-from gdod.training import checkpoint
+from gdod.training import checkpoint, lock
 from gdod.training.config import TrainConfig, check_config
 from gdod.training.device import find_device
 
@@ -46,6 +46,7 @@ class Folder:
         self.best = self.checkpoints / "best.pt"
         self.result = path / "result.json"
         self.tensorboard = path / "tensorboard"
+        self.lock = path / lock.NAME
 
     @property
     def is_run(self) -> bool:

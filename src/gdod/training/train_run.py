@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from gdod.training import checkpoint
 from gdod.training.config import TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import predict_part
+from gdod.training.lock import locked
 from gdod.training.loop import Trainer
 from gdod.training.preflight import absolute_paths, check, check_data, check_folder
 from gdod.training.progress import Progress, Silent
@@ -69,6 +71,24 @@ def train(
     device = ranks.agree(lambda: _checked_device(config, ranks))
     if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
         return result
+    with ExitStack() as held:
+        ranks.first(lambda: _hold(folder, held, progress), wait=True)
+        # Until this one held it, another process may have worked on it.
+        if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
+            return result
+        return _train(config, folder, device, dataset, progress, command, ranks)
+
+
+def _train(
+    config: TrainConfig,
+    folder: Folder,
+    device: torch.device,
+    dataset: "Dataset | None",
+    progress: Progress,
+    command: Sequence[str] | None,
+    ranks: Ranks,
+) -> Result:
+    """Train in a folder that this process alone works in, and return the result."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if dataset is None:
@@ -88,6 +108,20 @@ def train(
         ranks.agree(lambda: trainer.resume(_load(trainer, folder.last)))
     ranks.first(lambda: _describe(trainer, command, chosen))
     return _finish(trainer, _run(trainer))
+
+
+def _hold(folder: Folder, held: ExitStack, progress: Progress) -> None:
+    """Keep other processes out of the folder until ``held`` is closed; then one that nothing came into is removed."""
+    is_new = not folder.path.exists()
+    make_folder(folder.path)
+    if is_new:
+        held.callback(_remove_empty, folder.path)
+    held.enter_context(locked(folder.path, progress.say, remove=True))
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def load_data(config: TrainConfig) -> "Dataset":
