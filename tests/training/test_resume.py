@@ -19,7 +19,8 @@ from tests.training.test_loop import check_same, lines
 
 from gdod import InputError
 from gdod._files import read_json
-from gdod.training import TrainConfig, train
+from gdod.report.runs import read_run
+from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -224,3 +225,31 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs a validation part"):
         train(config("sum"), tmp_path / "run", dataset=tiny.dataset(validation=0))
     assert not (tmp_path / "run").exists()
+
+
+class Heard(Silent):
+    """A listener that keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize("left", [0.0, 0.6, None])
+def test_records_that_were_cut_or_removed_are_told_and_never_made_up(tmp_path: Path, left: float | None) -> None:
+    settings, folder = tiny.config(steps=12, log_every=2), tmp_path / "run"
+    train(settings, folder, dataset=tiny.dataset())
+    (folder / "result.json").unlink()  # as if it had been killed just before its end
+    whole = (folder / "metrics.jsonl").read_bytes()
+    if left is None:
+        (folder / "metrics.jsonl").unlink()
+    else:
+        os.truncate(folder / "metrics.jsonl", int(left * len(whole)))
+    heard = Heard()
+    train(settings, folder, dataset=tiny.dataset(), resume=True, progress=heard)
+    kept = (folder / "metrics.jsonl").read_bytes()
+    assert kept == b"".join(whole[: int((left or 0) * len(whole))].splitlines(keepends=True)[:-1])
+    assert any("metrics.jsonl was cut or removed" in said and "up to step 12" in said for said in heard.said)
+    assert any("metrics.jsonl was cut or removed" in note for note in read_run(folder).notes)

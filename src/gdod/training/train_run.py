@@ -231,6 +231,8 @@ def _run(trainer: Trainer) -> str:
     if trainer.ranks.rank == 0:
         curves = Curves(folder.tensorboard, state.step + 1) if trainer.config.tensorboard else None
         record = Record(folder.metrics, state.recorded, curves)
+        if record.lost:
+            _tell_lost(trainer, record.lost)
     try:
         progress.start(trainer.total, state.step)
         return trainer.run(record)
@@ -238,6 +240,18 @@ def _run(trainer: Trainer) -> str:
         if record is not None:
             record.close()
         progress.close()
+
+
+def _tell_lost(trainer: Trainer, lost: int) -> None:
+    """Say that records up to the checkpoint are gone, and note it in about.json, where a report finds it."""
+    folder, step = trainer.folder, trainer.state.step
+    said = (
+        f"{folder.metrics.name} was cut or removed: {lost:,} bytes of records up to step {step} are lost. Training "
+        "goes on from its checkpoint, which is whole"
+    )
+    trainer.progress.say(f"{folder.path}: {said}")
+    known = read_json(folder.about, "a description of the run")
+    write_json(folder.about, {**known, "lost": [*known.get("lost", ()), said]})
 
 
 def _finish(trainer: Trainer, stopped: str) -> Result:
