@@ -214,7 +214,7 @@ def _describe(trainer: Trainer, command: Sequence[str] | None, chosen: Sequence[
         trainer.dataset.encoder.save(folder.path, indent=2)
         started_with = sys.argv if command is None else command
         description = about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with, chosen)
-        write_json(folder.about, description)
+        write_json(folder.about, {**description, "checksums": folder.described_files()})
         write_json(folder.config, config.model_dump(mode="json"))  # last: it makes the folder a run
         return
     known = read_json(folder.about, "a description of the run")

@@ -124,6 +124,29 @@ def test_damaged_prepared_data_is_made_again(tmp_path: Path) -> None:
     assert len(load(path, schema=SCHEMA, cache=cache).train) == 432
 
 
+@pytest.mark.parametrize("name", ["train-00000.parquet", "test-00000.parquet", "encoder.json"])
+def test_prepared_data_of_which_a_bit_changed_is_made_again(tmp_path: Path, name: str) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    folder = prepare(path, schema=SCHEMA, cache=cache)
+    whole = (folder / name).read_bytes()
+    for at in (10, len(whole) // 2, len(whole) - 10):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        (folder / name).write_bytes(changed)
+        load(path, schema=SCHEMA, cache=cache)
+        assert (folder / name).read_bytes() == whole
+
+
+def test_prepared_data_of_an_earlier_version_has_no_checksums_and_still_opens(tmp_path: Path) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    folder = prepare(path, schema=SCHEMA, cache=cache)
+    about = json.loads((folder / "about.json").read_text())
+    del about["checksums"]
+    (folder / "about.json").write_text(json.dumps(about))
+    assert len(load(path, schema=SCHEMA, cache=cache).train) == 432
+    assert "checksums" not in (folder / "about.json").read_text()  # it was not made again
+
+
 def test_preparing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     path = write(tmp_path)
     one, other = (prepare(path, schema=SCHEMA, cache=tmp_path / name) for name in ("a", "b"))

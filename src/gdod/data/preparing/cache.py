@@ -56,8 +56,9 @@ def _hash(path: Path, cache: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     # A file that changed just now may change again within the resolution of its time of change.
     if time.time() - max(about.st_mtime, about.st_ctime) > 2:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_text(memo, content)
+        with suppress(OSError):  # a cache that can only be read
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            write_text(memo, content)
     return content
 
 
@@ -106,12 +107,17 @@ class _About(BaseModel):
     parts: dict[str, dict[str, Any]]
     notes: list[str]
     files: dict[str, int] = Field(min_length=1)
+    checksums: dict[str, str] = {}
+    """Of the files; earlier versions wrote none."""
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether about.json can be understood, and all files are there in the size they were written in."""
+    """Return whether about.json can be understood, and all files are there as they were written."""
     try:
         about = _About.model_validate_json((folder / "about.json").read_bytes())
-        return all((folder / name).stat().st_size == size for name, size in about.files.items())
-    except (OSError, ValueError):  # pydantic's error is a ValueError
+        if any((folder / name).stat().st_size != size for name, size in about.files.items()):
+            return False
+        memos = folder.parent.parent  # the cache, as `prepare` has it
+        return all(_hash(folder / name, memos) == value for name, value in about.checksums.items())
+    except (OSError, ValueError):  # pydantic's error is a ValueError, and so is ours
         return False
