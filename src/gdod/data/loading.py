@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gdod._checks import listed
 from gdod._files import read_json
 from gdod.data.dataset import Dataset
 from gdod.data.inspection import inspect
@@ -26,7 +27,7 @@ from gdod.data.tables.files import base_folder, find_files
 from gdod.data.tables.frames import polars
 from gdod.data.tables.raw_table import file_table, frame_table
 from gdod.data.tables.read import columns_of
-from gdod.data.tables.table_schema import TableSchema
+from gdod.data.tables.table_schema import NumericColumn, TableSchema
 from gdod.errors import InputError
 
 # Larger parts are read from disk while they are used.
@@ -134,16 +135,22 @@ def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
         test=test,
         fingerprint=about["fingerprint"],
         encoder=encoder,
-        notes=(*about["notes"], *_label_notes(encoder.table_schema)),
+        notes=(*about["notes"], *_reading_notes(encoder.table_schema)),
     )
 
 
-def _label_notes(schema: TableSchema) -> list[str]:
-    """Return a sentence for each label of words: which of them counts as 1."""
-    return [
+def _reading_notes(schema: TableSchema) -> list[str]:
+    """Return a sentence for each label of words, on which of them counts as 1, and for texts that mean "no number"."""
+    labels = [
         f"the label {name!r} is 1 where it is {' or '.join(map(repr, label.positive))}, and 0 for other values"
         for name, label in schema.labels.items()
         if label.positive is not None
+    ]
+    numbers: dict[str, NumericColumn] = schema.of(NumericColumn)
+    return labels + [
+        f"column {name!r} counts as missing where it is {listed(column.missing)}"
+        for name, column in numbers.items()
+        if column.missing
     ]
 
 

@@ -19,9 +19,9 @@ from gdod.data.preparing.scaling import Scaling
 from gdod.data.preparing.stored import examples
 from gdod.data.preparing.target_statistics import Source, keys_of
 from gdod.data.preparing.vocabulary import Vocabulary
-from gdod.data.tables.columns import label_values, list_texts, padded, weight_values
+from gdod.data.tables.columns import label_values, list_texts, numeric_values, padded, weight_values
 from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn, TableSchema
-from gdod.data.tables.values import Origin, finite_numbers, text
+from gdod.data.tables.values import Origin, text
 from gdod.errors import InputError
 from gdod.schema import Categorical, Numeric, Schema, Sequence, Task
 
@@ -140,7 +140,7 @@ class Encoder:
         column, tokens = self.table_schema.columns[name], self.table_schema.file.missing
         values = _column(rows.frame, name)
         if isinstance(column, NumericColumn):
-            known = finite_numbers(values, tokens, rows.origin)
+            known = numeric_values(values, column, tokens, rows.origin)
             rows.gaps[name], rows.missing[name] = known.is_null(), known.null_count()
             return pl.Series(name, self.scalings[name].apply(known))
         if isinstance(column, SequenceColumn):

@@ -15,7 +15,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gdod._checks import listed, nearest
 from gdod.errors import InputError
@@ -71,6 +81,27 @@ class NumericColumn(_Strict):
     type: Literal["numeric"] = "numeric"
     scale: Literal["standard", "log", "none"] = "standard"
     """The scaling: "log" takes the logarithm first, for columns with a few very large values; "none" does nothing."""
+    decimal: Literal[".", ","] = "."
+    """The sign before the fraction, in text."""
+    thousands: Literal[",", ".", " ", "'"] | None = None
+    """The sign between groups of three digits, in text; None: there is none."""
+    missing: _Cells = ()
+    """Texts that mean "no value" in this column, besides those of the file."""
+
+    @model_validator(mode="after")
+    def _two_signs(self) -> Self:
+        if self.decimal == self.thousands:
+            raise ValueError(f"`decimal` and `thousands` are both {self.decimal!r}; they must differ")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the values without those that earlier versions did not know, so that fingerprints stay the same."""
+        written: dict[str, Any] = values(self)
+        for name in ("decimal", "thousands", "missing"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
 
 
 class SequenceColumn(_Strict):

@@ -1,5 +1,6 @@
 """Turn the cells of a table into text and numbers, with null for "no value"."""
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +62,9 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     return values.set(values.is_in(list(missing)), None)
 
 
-def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+def numbers(
+    column: pl.Series, missing: tuple[str, ...], origin: Origin, *, decimal: str = ".", thousands: str | None = None
+) -> pl.Series:
     """Return values as float64, null where there is none or it is nan; raise for text that is no number."""
     kind = column.dtype
     if kind.is_nested() or kind.is_temporal() or kind in (pl.Binary, pl.Object):
@@ -70,14 +73,28 @@ def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.S
         values = column.cast(pl.Float64)
     else:
         written = text(column, missing)
-        values = written.cast(pl.Float64, strict=False)
+        values = plain_numbers(written, decimal=decimal, thousands=thousands)
         refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
     return values.fill_nan(None)
 
 
-def finite_numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+def plain_numbers(written: pl.Series, *, decimal: str = ".", thousands: str | None = None) -> pl.Series:
+    """Return text as float64; null for what is no number in this form, such as 1.234,5 or 1,234.5."""
+    if thousands is not None:
+        grouped = rf"^[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({re.escape(decimal)}\d*)?$"
+        without = written.str.replace_all(thousands, "", literal=True)
+        written = pl.select(pl.when(written.str.contains(grouped)).then(without).otherwise(written)).to_series()
+    if decimal != ".":
+        written = written.set(written.str.contains(".", literal=True), None)
+        written = written.str.replace(decimal, ".", literal=True)
+    return written.cast(pl.Float64, strict=False)
+
+
+def finite_numbers(
+    column: pl.Series, missing: tuple[str, ...], origin: Origin, *, decimal: str = ".", thousands: str | None = None
+) -> pl.Series:
     """Return `numbers` with null for infinity, too: as a feature it would drown all other values."""
-    values = numbers(column, missing, origin)
+    values = numbers(column, missing, origin, decimal=decimal, thousands=thousands)
     return values.set(values.is_infinite(), None)
 
 
