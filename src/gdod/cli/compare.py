@@ -87,6 +87,7 @@ def compare(
         options.need_data(config, settings)
         plan = read_plan(config, settings)
         if check:
+            options.rehearse_all(run.config for run in plan.runs)
             typer.echo(json.dumps(plan.to_json() | {"runs": [run.name for run in plan.runs]}, indent=2))
             return
         _compare_here(plan, out, jobs, nproc, as_json=as_json, quiet=quiet)

@@ -1,10 +1,13 @@
 """Options that several commands have, and how options become settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from gdod.training import TrainConfig
 
 Pairs = list[str] | None
 Config = Annotated[Path | None, typer.Argument(help="A YAML or TOML file with settings; options win over it.")]
@@ -65,6 +68,14 @@ def given_settings(context: typer.Context, own: Mapping[str, str]) -> dict[str, 
     for option, prefix in _PAIRS.items():
         settings |= _pairs(context.params.get(option), f"--{option.strip('_').replace('_', '-')}", prefix)
     return settings
+
+
+def rehearse_all(configs: "Iterable[TrainConfig]") -> None:
+    """Raise if the data of some runs is not there or does not fit its schema, or one of their models cannot be made."""
+    from gdod.training.preflight import rehearse
+
+    for config in {(str(config.data), str(config.model)): config for config in configs}.values():
+        rehearse(config)
 
 
 def need_data(file: Path | None, settings: Mapping[str, Any]) -> None:

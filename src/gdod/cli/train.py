@@ -114,6 +114,7 @@ def _train(
 ) -> None:
     from gdod.ranks.processes import check_nproc, joined, surroundings
     from gdod.training import check, name_of
+    from gdod.training.preflight import rehearse
     from gdod.training.train_run import preview
 
     place = surroundings()
@@ -121,6 +122,7 @@ def _train(
     config = _config(file, settings, out, resume)
     if check_only:
         check(config)
+        rehearse(config)
         config, chosen = preview(config)
         for sentence in chosen:  # not among the settings, which may go to a file
             typer.echo(sentence, err=True)

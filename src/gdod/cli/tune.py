@@ -74,6 +74,7 @@ def tune(
         options.need_data(config, settings)
         search = read_search(config, settings, _space(range_, grid), trials)
         if check:
+            options.rehearse_all([search.config({}, search.seeds[0])])
             typer.echo(json.dumps({**search.to_json(), "trials": search.trials}, indent=2))
             return
         _tune(search, out, jobs, as_json=as_json, quiet=quiet)

@@ -1,6 +1,6 @@
 """Load training data from a table or a data set with a name: prepared once, then taken from the cache."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -205,13 +205,33 @@ def _named(
     return _Request(source.name, _fingerprint(values, schema, features), features, read)
 
 
-def _files(
+def find_schema(
     source: str | Path,
-    schema: TableSchema | None,
-    labels: tuple[str, ...],
-    cache: Path,
-    features: FeatureOptions | None,
-) -> _Request:
+    *,
+    schema: str | Path | TableSchema | None = None,
+    labels: Iterable[str] = (),
+    folder: str | Path | None = None,
+    options: Mapping[str, object] | None = None,
+) -> TableSchema:
+    """Return the schema by which `load` would read a source; raise if files or columns that it needs are not there.
+
+    Nothing is prepared. Arguments as for `load`; ``options``: those of a data set with a name.
+    """
+    if schema is not None and not isinstance(schema, TableSchema):
+        schema = TableSchema.read(schema)
+    named = SOURCES.get(source) if isinstance(source, str) else None
+    if named is None:
+        return _located(source, schema, tuple(labels))[1]
+    place, options = None if folder is None else Path(folder), options or {}
+    if not named.is_here(place):
+        named.fingerprint(place, options)  # says which files are missing, and how to get them
+    return schema or named.schema(options)
+
+
+def _located(
+    source: str | Path, schema: TableSchema | None, labels: tuple[str, ...]
+) -> tuple[dict[str, tuple[Path, ...]], TableSchema]:
+    """Return the files of each part of a table, and its schema, all of whose columns they have."""
     files = {"train": _find(source, SOURCES)}
     if schema is None:
         schema = inspect(source, labels=labels).schema()
@@ -237,6 +257,17 @@ def _files(
         raise InputError(f"{source}: no file is left for training; `test` and `validation` take them all")
     for paths in files.values():
         chosen.check_columns(columns_of(paths, chosen.file), str(paths[0]))
+    return files, chosen
+
+
+def _files(
+    source: str | Path,
+    schema: TableSchema | None,
+    labels: tuple[str, ...],
+    cache: Path,
+    features: FeatureOptions | None,
+) -> _Request:
+    files, chosen = _located(source, schema, labels)
 
     def read(scratch: Path) -> RawParts:
         tables = {
