@@ -292,13 +292,13 @@ def test_wrong_input_is_refused_before_any_run(place: Path, arguments: list[str]
 
 def test_a_file_describes_a_comparison_and_options_win(place: Path) -> None:
     (place / "comparison.yaml").write_text(
-        "data: {source: clicks.csv, schema: clicks.yaml}\nmodels: [mmoe, {name: ple, options: {experts: 2}}]\n"
+        "data: {source: clicks.csv, schema: clicks.yaml}\nmodels: [mmoe, {name: ple, options: {experts: 3}}]\n"
         "methods: [sum, 'cagrad:c=0.3']\nseeds: [4, 7]\nbatch: 32\n"
     )
     found = json.loads(
         gdod("comparison.yaml", "--check", "--method", "gdod", "--method", "pcgrad", "--lr", "0.1").stdout
     )
-    assert found["runs"][:3] == ["mmoe-gdod-seed4", "mmoe-pcgrad-seed4", "ple_experts=2-gdod-seed4"]
+    assert found["runs"][:3] == ["mmoe-gdod-seed4", "mmoe-pcgrad-seed4", "ple_experts=3-gdod-seed4"]
     assert len(found["runs"]) == 8
     assert (found["settings"]["batch"], found["settings"]["optimizer"]["lr"]) == (32, 0.1)
     assert found["baseline"] == "gdod"  # the first, as there is no sum
