@@ -2,6 +2,8 @@
 
 import re
 import tomllib
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -14,11 +16,11 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", node.start_mark
-                )
+        with suppress(TypeError):  # a key that is a list is refused below
+            for key, times in Counter(keys).items():
+                if times > 1:
+                    said = f"the key {key!r} stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
         return super().construct_mapping(node, deep)
 
 

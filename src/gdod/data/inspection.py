@@ -46,6 +46,7 @@ _CLOCK = re.compile(r"\d[:/.-]\d")
 _EARLIEST = 1e7  # numbers of a time are seconds from 1970 on, or written as 19000101
 # Of the rows of a binary label so many, or a single one, may hold a third value: that is a slip, not a class.
 _ODD_LABELS = 0.01
+_SPELLINGS = 8  # of two words, such as yes, Yes and YES
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,8 @@ class _Column:
         """`counts` without values that hardly occur, if two are left that make a binary label; else all."""
         rows = int(self.counts["count"].sum())
         most = max(1, int(_ODD_LABELS * rows))
+        if rows - int(self.counts["count"][:_SPELLINGS].sum()) > most:
+            return self.counts
         usual = self.counts.filter(pl.col("count") > most)
         odd = rows - int(usual["count"].sum())
         return usual if odd <= most and positive_values(usual["value"]) else self.counts

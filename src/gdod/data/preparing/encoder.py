@@ -252,6 +252,5 @@ class _Rows:
 
 
 def _column(frame: pl.DataFrame, name: str) -> pl.Series:
-    if name in frame.columns:
-        return frame[name]
-    return pl.Series(name, [None], dtype=pl.String).new_from_index(0, len(frame))
+    column = frame.get_column(name, default=None)
+    return pl.Series(name, [None], dtype=pl.String).new_from_index(0, len(frame)) if column is None else column

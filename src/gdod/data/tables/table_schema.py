@@ -290,7 +290,7 @@ class TableSchema(_Strict):
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raise if a table lacks a column of the schema; the error names the nearest that it has."""
-        present = tuple(present)
+        present = dict.fromkeys(present)
         for name in (*self.columns, *self.needed):
             if name not in present:
                 raise InputError(f"{where} has no column {name!r}{nearest(name, present)}; it has {listed(present)}")

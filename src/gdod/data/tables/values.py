@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -55,11 +56,16 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
         return as_text.set(~column.is_finite(), None).rename(column.name)
     if kind.is_nested() or not usable(kind):
         raise InputError(f"column {column.name!r} holds {kind}; expected text or numbers, or type: sequence for lists")
-    values = column.cast(pl.String).str.strip_chars()
-    # Only columns of numbers have such values, so look at the end first: it is much cheaper.
-    if values.str.ends_with(".0").any():
-        values = values.str.replace(r"^(-?\d+)\.0$", "$1")
-    return values.set(values.is_in(list(missing)), None)
+    # Each call of Polars takes a while however few the rows are, and a table may have thousands of columns.
+    written, without = pl.col("value").str.strip_chars(), list(missing)
+    frame = pl.DataFrame({"value": column.cast(pl.String)})
+    values, dotted = frame.select(
+        pl.when(written.is_in(without)).then(None).otherwise(written), written.str.ends_with(".0").any().alias("dotted")
+    ).get_columns()
+    if dotted.any():  # whole numbers as a program wrote them
+        values = frame["value"].str.strip_chars().str.replace(r"^(-?\d+)\.0$", "$1")
+        values = values.set(values.is_in(without), None)
+    return values.rename(column.name)
 
 
 def numbers(
@@ -72,10 +78,24 @@ def numbers(
     if kind == pl.Boolean or kind.is_numeric() or kind == pl.Null:
         values = column.cast(pl.Float64)
     else:
-        written = text(column, missing)
-        values = plain_numbers(written, decimal=decimal, thousands=thousands)
-        refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
-    return values.fill_nan(None)
+        values = column.cast(pl.String).cast(pl.Float64, strict=False)
+        all_are = values.null_count() == column.null_count() and (decimal, thousands) == (".", None)
+        if not all_are or _hold_numbers(missing):
+            written = text(column, missing)
+            values = plain_numbers(written, decimal=decimal, thousands=thousands)
+            refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
+    return _without(values, np.isnan(values.to_numpy()))
+
+
+def _without(values: pl.Series, wrong: NDArray[np.bool_]) -> pl.Series:
+    """Return numbers with null where they are wrong, which those that are null already may also be."""
+    return values if int(wrong.sum()) <= values.null_count() else values.set(pl.Series(wrong), None)
+
+
+@lru_cache
+def _hold_numbers(texts: tuple[str, ...]) -> bool:
+    """Return whether one of some texts is a finite number, too."""
+    return bool(pl.Series(texts, dtype=pl.String).cast(pl.Float64, strict=False).is_finite().any())
 
 
 def plain_numbers(written: pl.Series, *, decimal: str = ".", thousands: str | None = None) -> pl.Series:
@@ -95,7 +115,7 @@ def finite_numbers(
 ) -> pl.Series:
     """Return `numbers` with null for infinity, too: as a feature it would drown all other values."""
     values = numbers(column, missing, origin, decimal=decimal, thousands=thousands)
-    return values.set(values.is_infinite(), None)
+    return _without(values, ~np.isfinite(values.to_numpy()))
 
 
 def refuse(wrong: pl.Series, column: pl.Series, origin: Origin, expected: str) -> None:
