@@ -42,7 +42,8 @@ def parse_yaml(text: str, what: str, loader: type[UniqueKeyLoader] = UniqueKeyLo
         raise InputError(f"{what} is nested too deeply") from error
     # A text without a value, such as the date 2024-13-45, is an error of any kind in the library.
     except Exception as error:
-        raise InputError(f"{what} is not valid YAML: {error or type(error).__name__}") from error
+        said = " ".join(str(error).split()) or type(error).__name__  # the library's own is of several lines
+        raise InputError(f"{what} is not valid YAML: {said}") from error
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:

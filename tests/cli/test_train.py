@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import typer
 from rich.console import Console
 from tests.training import tiny
 from tests.training.test_loop import lines
@@ -19,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from gdod import training
 from gdod.cli import app
+from gdod.cli.train import explained
 from gdod.experiments import watch
 from gdod.experiments.pool import Job
 
@@ -327,3 +329,36 @@ def test_killed_from_outside_the_command_goes_on(place: Path) -> None:
     finish("train", *settings, "--out", "killed", "--resume")
     found = [[{**line, "seconds": 0} for line in lines(place / name)] for name in ("whole", "killed")]
     assert found[0] == found[1]
+
+
+def test_a_disk_that_is_full_names_the_file_and_how_to_go_on(place: Path) -> None:
+    """No file may grow beyond a limit, which is as real as a full disk."""
+    resource = pytest.importorskip("resource")
+    assert train("--steps", "1", "--out", "first").exit_code == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    last = place / "first/checkpoints/last.pt"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (last.stat().st_size - 1, before[1]))
+    try:
+        done = train("--steps", "1", "--out", "second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.exit_code == 4
+    said = " ".join(done.stderr.split())
+    assert "second/checkpoints/last.pt" in said
+    assert said.endswith("goes on with: gdod train --resume --out second")
+    assert gdod("train", "--resume", "--out", "second").exit_code == 0
+
+
+def test_what_says_how_to_install_itself_is_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    for reason, advised in (("needs x: pip install 'gdod[solvers]'", False), ("No module named 'yaml'", True)):
+        with pytest.raises(typer.Exit), explained():
+            raise ImportError(reason)
+        assert ("gdod[cli]" in capsys.readouterr().err) is advised
+
+
+def test_an_evaluation_shows_every_kind_of_task() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    tasks = {"click": {"auc": 0.75}, "buy": {"auc": 0.5}, "age": {"rmse": 2.0}, "a\x1b[31m": {"log_loss": 1.0}}
+    training.Shown(console).evaluated(3, {"mean_auc": 0.625, "tasks": tasks}, best=True)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "validation AUC 0.6250 (click 0.7500, buy 0.5000, age rmse 2.0000, a\\x1b[31m log_loss 1.0000)" in shown

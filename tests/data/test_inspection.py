@@ -278,3 +278,10 @@ def test_the_command_writes_a_schema_that_prepares_the_table(tmp_path: Path) -> 
     result = CliRunner().invoke(app, ["prepare", str(path), "--schema", str(out), "--cache", str(tmp_path / "cache")])
     assert result.exit_code == 0, result.output
     assert "432" in result.stdout
+
+
+def test_very_long_names_survive_the_yaml(tmp_path: Path) -> None:
+    table = pl.DataFrame({"x" * 999: ["u", "v"] * 10, "y z" * 1000: ["u", "v"] * 10, "click": [0, 1] * 10})
+    inspection = inspect(write(tmp_path, table))
+    (tmp_path / "s.yaml").write_text(inspection.to_yaml())
+    assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gdod._checks import visible
 from gdod.cli import download
 from gdod.cli.options import AsJson
 from gdod.cli.train import explained, screen
@@ -125,7 +126,7 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
         rows.append([part, f"{held['rows']:,}", *cells])
     _print_table(("part", "rows", *(f"{name} (mean, labelled)" for name in labels)), rows, about["name"])
     for note in about["notes"]:
-        typer.echo(f"- {note}")
+        typer.echo(f"- {visible(note)}")
     typer.echo(f"Prepared: {folder}")
 
 

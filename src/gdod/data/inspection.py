@@ -22,6 +22,7 @@ from gdod.data.tables.values import text, usable
 from gdod.data.written_numbers import WrittenNumbers, written_numbers
 from gdod.errors import InputError
 
+_LONGEST_NAME = 1000  # signs
 # Enough to tell what a column holds; more rows are left alone, and the result says so.
 MOST_ROWS = 1_000_000
 # Whole numbers with at most so many different values are taken for names of things.
@@ -388,8 +389,9 @@ def _rate(counts: pl.DataFrame, positive: tuple[str, ...]) -> float | None:
 
 
 def _entry(column: ColumnReport) -> str:
-    name = _flow(column.name)
-    return f"{name}: {_flow({'type': column.type, **column.options}) if column.options else column.type}"
+    name, kind = _flow(column.name), _flow({"type": column.type, **column.options}) if column.options else column.type
+    # YAML takes longer names for no names unless they are marked.
+    return f"{name}: {kind}" if len(name) < _LONGEST_NAME else f"? {name}\n  : {kind}"
 
 
 def _flow(value: object) -> str:

@@ -141,3 +141,17 @@ def test_a_numeric_column_is_stored_as_it_was_before_it_had_more_options() -> No
     assert TableSchema(**described.to_json()) == described
     with pytest.raises(InputError, match="they must differ"):
         TableSchema(columns={"x": {"type": "numeric", "decimal": ",", "thousands": ","}, "y": "label"})
+
+
+def test_words_that_yaml_takes_for_values_are_those_of_the_table(tmp_path: Path) -> None:
+    text = "columns: {a: numeric, b: {type: label, positive: [True]}, c: {type: label, positive: false}}\n"
+    described = read(tmp_path, text + "file: {missing: [null, '?']}")
+    assert described.labels["b"].positive == ("true", "True", "TRUE")
+    assert described.labels["c"].positive == ("false", "False", "FALSE")
+    assert described.file.missing == ("null", "?")
+
+
+def test_what_is_wrong_with_yaml_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not valid YAML") as refused:
+        read(tmp_path, "columns: {a: [numeric\nb: }")
+    assert "\n" not in str(refused.value)

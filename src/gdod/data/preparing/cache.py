@@ -74,8 +74,8 @@ def build_folder(target: Path, build: Callable[[Path], None]) -> None:
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
     except OSError as error:
         raise InputError(
-            f"prepared data cannot be kept in {target.parent}: {error.strerror}; choose another cache, "
-            "with --cache or in $GDOD_CACHE"
+            f"prepared data cannot be kept in {target.parent}: {error.strerror}; choose another cache with the "
+            "environment variable GDOD_CACHE"
         ) from error
     try:
         build(work)

@@ -48,6 +48,8 @@ def _name(value: object) -> object:
 
 def _cell(value: object) -> str:
     """Return a value as `gdod.data.tables.values.text` writes cells, for comparison: "2" for 2.0, without spaces."""
+    if value is None:
+        return "null"  # as YAML has it without quotation marks
     return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
 
 
@@ -138,6 +140,18 @@ class LabelColumn(_Strict):
     def _several(cls, value: object) -> object:
         """Return one value as a list of one."""
         return value if value is None or isinstance(value, list | tuple) else [value]
+
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _spellings(cls, value: object) -> object:
+        """Return a truth value, as YAML has it without quotation marks, in all its spellings."""
+        if value is None:
+            return value
+        return [
+            word
+            for one in (value if isinstance(value, list | tuple) else [value])
+            for word in ((str(one).lower(), str(one), str(one).upper()) if isinstance(one, bool) else (one,))
+        ]
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
