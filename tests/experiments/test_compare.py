@@ -258,6 +258,12 @@ def test_two_commands_do_not_work_in_one_folder(place: Path, monkeypatch: pytest
         process.communicate(timeout=180)
 
 
+def test_finished_runs_keep_their_weights_and_not_the_optimizers_state(whole: Outcome) -> None:
+    stored = [load(path.parent / "checkpoints/last.pt") for path in whole.folder.glob("runs/*/result.json")]
+    assert stored
+    assert all({"model", "state"} <= set(content) and "optimizers" not in content for content in stored)
+
+
 # What is asked for is checked before any work
 
 

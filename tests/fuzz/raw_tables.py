@@ -35,7 +35,7 @@ NAMES = st.sampled_from(
             "日",
         ),
         *("click ", "Click", "type", "columns", "0", "1", "true", "null", "a: b", "#a", "[a]", "{a}", "a'b", "value"),
-        *("count", "row", "x" * 200, "click_1", "\ufeff", "a.b", "a:b", "~", "-", "2024-01-01"),
+        *("count", "row", "x" * 200, "click_1", "\ufeff", "a.b", "a:b", "~", "-", "2024-01-01", "*", "^click$", "^.*$"),
     )
 )
 MISSING = st.sampled_from(["", "NA", "nan", "null", " "])

@@ -18,7 +18,7 @@ from gdod import InputError
 from gdod._files import check_space, check_writable, whole, write_json
 from gdod.models import build
 from gdod.training import Folder, Interrupted, load_run, name_of, resume_command, train
-from gdod.training.checkpoint import load, save
+from gdod.training.checkpoint import keep_weights_only, load, save
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +211,15 @@ def test_a_run_of_an_earlier_version_has_no_checksums_and_still_opens(run: Path,
     (folder / "about.json").write_text(json.dumps(about))
     frame = tiny.frame(20, seed=5)
     assert load_run(folder).predict(frame).equals(load_run(run).predict(frame))
+
+
+def test_a_checkpoint_can_keep_its_weights_only(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    keep_weights_only(folder / "checkpoints/last.pt")
+    assert (folder / "checkpoints/last.pt").stat().st_size < (run / "checkpoints/last.pt").stat().st_size / 2
+    frame = tiny.frame(20, seed=5)
+    assert load_run(folder, weights="last").predict(frame).equals(load_run(run, weights="last").predict(frame))
+    assert load_run(folder, weights="last").step == 20
 
 
 def test_nobody_is_advised_to_load_a_checkpoint_unsafely(tmp_path: Path) -> None:

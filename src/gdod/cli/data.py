@@ -29,6 +29,11 @@ Examples:
 
   gdod data prepare census --folder downloads/census
 """
+CLEAN_EXAMPLES = """
+Examples:
+
+  gdod data clean --days 30
+"""
 Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. (default: $GDOD_CACHE or ~/.cache/gdod)")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
 
@@ -107,6 +112,19 @@ def show(
     """Show what a folder of prepared data holds."""
     with explained():
         _print_prepared(folder, as_json)
+
+
+@app.command(epilog=CLEAN_EXAMPLES)
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Only what was not used for so many days.")] = 0,
+    cache: Cache = None,
+) -> None:
+    """Remove prepared data from the cache. It is made again when a command needs it; runs and tables stay."""
+    with explained():
+        from gdod.data.preparing.cache import cache_folder, clean
+
+        removed, size = clean(cache_folder(cache), days)
+        typer.echo(f"{removed} folder{'s' * (removed != 1)} removed from {cache_folder(cache)}, {size / 1e6:,.1f} MB")
 
 
 def _print_prepared(folder: Path, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
 from gdod.data.tables.read import columns_of, read_chunks
-from gdod.data.tables.table_schema import FileFormat, TableSchema
+from gdod.data.tables.table_schema import PATTERN, FileFormat, TableSchema, is_pattern
 from gdod.data.tables.values import text, usable
 from gdod.data.written_numbers import WrittenNumbers, written_numbers
 from gdod.errors import InputError
@@ -37,7 +37,8 @@ _LABEL = re.compile(
 _TRUTH = re.compile(r"^true[_\W]")  # as `gdod data ads --truth` writes them
 _WEIGHT = re.compile(r"^((sample|instance|example|case)[_\W])?weights?$")
 _NAMES = re.compile(
-    r"(^|[_\W])(id|ids|code|isbn|zip|zipcode|postcode|user|item|sku|customer|product|usuario|cliente|producto|utilisateur"
+    r"(^|[_\W])(id|ids|code|isbn|zip|zipcode|postcode|user|item|sku|customer|product|ad"
+    r"|advertiser|campaign|creative|category|brand|seller|merchant|shop|store|publisher|channel|region|segment|usuario|cliente|producto|utilisateur"
     r"|client|produit|benutzer|nutzer|kunde|artikel|utente|prodotto|пользователь|клиент|товар|użytkownik|用户|商品"
     r"|ユーザー)$|[a-z]Id$|[a-z]ID$"
 )
@@ -193,12 +194,14 @@ class _Column:
     def __init__(self, name: str, missing: tuple[str, ...]) -> None:
         self.name, self.tokens = name, missing
         self.lists = self.temporal = False
-        self.unusable = "" if name else "has no name, as the row numbers that some programs write"
+        self.unusable = PATTERN if is_pattern(name) else ""
+        if not name:
+            self.unusable = "has no name, as the row numbers that some programs write"
         self.missing = 0
         self._counts = ValueCounts()
 
     def add(self, column: pl.Series) -> None:
-        kind = column.dtype
+        column, kind = column.alias("value"), column.dtype
         self.lists |= isinstance(kind, pl.List | pl.Array)
         self.temporal |= kind.is_temporal()
         if not usable(kind):

@@ -1,6 +1,8 @@
 """Load training data from a table or a data set with a name: prepared once, then taken from the cache."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -116,6 +118,8 @@ def prepare(
     target = root / "prepared" / request.fingerprint
     if not is_whole(target):
         build_folder(target, lambda work: _build(work, request))
+    with suppress(OSError):  # a cache that can only be read; `gdod data clean` goes by this time
+        os.utime(target / "about.json")
     return target
 
 

@@ -102,13 +102,14 @@ class Worker:
 
     def _train(self, order: Json, tell: Tell) -> Json:
         from gdod.training import Folder, check_config, train
+        from gdod.training.checkpoint import keep_weights_only
 
         config, folder = check_config(order["config"]), Folder(Path(order["folder"]))
         self.ranks.first(lambda: _clear(folder))
         dataset = self._load(config)
         if not order["test"]:
             dataset = replace(dataset, test=Nothing())
-        return train(
+        result = train(
             config,
             folder.path,
             dataset=dataset,
@@ -117,6 +118,9 @@ class Worker:
             command=order.get("command"),
             ranks=self.ranks,
         )
+        # A comparison has many runs, and none that has finished is gone on with.
+        self.ranks.first(lambda: keep_weights_only(folder.last))
+        return result
 
     def _load(self, config: "TrainConfig") -> "Dataset":
         from gdod.training.train_run import load_data

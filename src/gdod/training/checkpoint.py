@@ -45,6 +45,13 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     return content
 
 
+def keep_weights_only(path: Path) -> None:
+    """Write a checkpoint anew without what only going on with training needs: the states of optimizer and method."""
+    content = load(path)
+    if "optimizers" in content:
+        save(path, {name: content[name] for name in ("model", "average", "state") if name in content})
+
+
 def _problem(file: BinaryIO) -> str | None:
     """Return what is wrong with the zip archive that a checkpoint is, or None; it is not unpacked for that.
 

@@ -16,7 +16,7 @@ from gdod.data.parts.part import MemoryPart, Minibatch
 from gdod.data.preparing.encoder import Encoded
 from gdod.data.preparing.stored import examples
 from gdod.data.tables.files import PARQUET, TEXT, find_files, kind
-from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.frames import arrow, chosen, polars
 from gdod.data.tables.read import Chunk, columns_of, read_chunks
 from gdod.data.tables.values import Origin
 from gdod.errors import InputError
@@ -79,7 +79,7 @@ def predict_file(
     with whole(out) as part, closing(_writer(part, out, empty)) as writer:
         for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
             predictions = _predictions(run, chunk, batch, unseen)
-            writer.write(pl.concat([chunk.frame.select(keep), predictions], how="horizontal") if keep else predictions)
+            writer.write(pl.concat([chosen(chunk.frame, keep), predictions], how="horizontal") if keep else predictions)
             rows += len(predictions)
             told(rows)
     return PredictedFile(rows, (*keep, *prediction_columns(run)), (*notes, *unseen.notes(_place(files))))

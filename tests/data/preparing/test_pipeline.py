@@ -1,6 +1,7 @@
 """Prepared once: what is stored, what makes it anew, and that others can read it."""
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from tests.data.clicks_table import SCHEMA, clicks, schema, write
+from typer.testing import CliRunner
 
 import gdod.data.loading
 from gdod import InputError
+from gdod.cli.data import app
 from gdod.data import SOURCES, RawTables, TableSchema, load, prepare
 
 
@@ -213,3 +216,18 @@ def test_options_are_for_named_data_sets_only(tmp_path: Path) -> None:
         load(write(tmp_path), schema=SCHEMA, cache=tmp_path, rows=3)
     with pytest.raises(InputError, match="mark them there"):
         load(write(tmp_path), schema=SCHEMA, labels=["click"], cache=tmp_path)
+
+
+def test_the_cache_is_cleaned_of_what_was_not_used_for_a_while(tmp_path: Path) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    old, new = (prepare(path, schema=schema({"seed": seed}), cache=cache) for seed in (0, 1))
+    for folder in (old, new):
+        os.utime(folder / "about.json", (0, 0))
+    load(path, schema=schema({"seed": 1}), cache=cache)
+    done = CliRunner().invoke(app, ["clean", "--days", "30", "--cache", str(cache)])
+    assert done.exit_code == 0, done.output
+    assert "1 folder removed" in done.output
+    assert prepared(cache) == [new.name]
+    assert CliRunner().invoke(app, ["clean", "--cache", str(cache)]).exit_code == 0
+    assert prepared(cache) == []
+    assert CliRunner().invoke(app, ["clean", "--cache", str(tmp_path / "none")]).output.startswith("0 folders removed")

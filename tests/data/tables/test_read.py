@@ -12,7 +12,7 @@ import torch
 from tests.data.clicks_table import SCHEMA, WITHOUT_TEST, clicks, schema, write
 
 from gdod import InputError
-from gdod.data import TableSchema, load
+from gdod.data import TableSchema, inspect, load
 from gdod.data.parts.part import Examples, MemoryPart
 
 
@@ -180,3 +180,23 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="has no file"):
         load(tmp_path / "empty", schema=SCHEMA, cache=tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize("name", ["*", "^.*$", "^nobody$"])
+def test_names_that_look_like_patterns_never_stand_for_other_columns(kind: str, name: str, tmp_path: Path) -> None:
+    table = clicks().rename({"day": name})
+    if kind == "t.csv":
+        table.write_csv(tmp_path / kind)
+    else:
+        table.write_parquet(tmp_path / kind)
+    column = next(column for column in inspect(tmp_path / kind).columns if column.name == name)
+    assert (column.type, column.values) == ("ignore", 30)
+    assert "its name is a pattern" in column.why
+    described = schema(WITHOUT_TEST, day=None, **{name: "ignore"})
+    expected = train(write(tmp_path / "plain"), tmp_path / "c")
+    assert_same(train(tmp_path / kind, tmp_path / "c", described), expected)
+    with pytest.raises(InputError, match="cannot be used: its name is a pattern"):
+        schema(WITHOUT_TEST, **{name: "categorical"})
+    with pytest.raises(InputError, match="cannot be used: its name is a pattern"):
+        schema({"by": "time", "column": name})

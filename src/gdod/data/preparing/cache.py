@@ -98,6 +98,26 @@ def _remove_stale(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def clean(cache: Path, days: float) -> tuple[int, int]:
+    """Remove prepared data that was last used so many days ago, or longer; return how many folders, and their bytes.
+
+    It is made again when it is needed. A folder's time of use is that of its about.json.
+    """
+    removed = size = 0
+    before = time.time() - days * 24 * 3600
+    for folder in sorted((cache / "prepared").glob("*")):
+        about = folder / "about.json"
+        used = about.stat() if about.is_file() else folder.stat()
+        if max(used.st_atime, used.st_mtime) <= before:
+            size += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            shutil.rmtree(folder)
+            removed += 1
+    for memo in (cache / "hashes").glob("*"):
+        if memo.stat().st_mtime <= before:
+            memo.unlink(missing_ok=True)
+    return removed, size
+
+
 class _About(BaseModel):
     """The keys that about.json must have for prepared data to be opened."""
 

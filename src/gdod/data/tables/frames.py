@@ -1,5 +1,7 @@
 """Convert tables between polars and Arrow."""
 
+from collections.abc import Sequence
+
 import polars as pl
 import pyarrow as pa
 
@@ -10,6 +12,11 @@ def polars(rows: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     assert isinstance(frame, pl.DataFrame)
     frame.columns = rows.schema.names
     return frame
+
+
+def chosen(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return some columns of a frame, in this order. (`select` takes names such as "*" and "^a$" for patterns.)"""
+    return frame[list(columns)]
 
 
 def arrow(frame: pl.DataFrame) -> pa.Table:

@@ -8,9 +8,10 @@ from typing import Protocol
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from polars.selectors import by_name
 
 from gdod.data.tables.files import PARQUET, kind
-from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.frames import arrow, chosen, polars
 from gdod.data.tables.read import Chunk, common_types, read_chunks
 from gdod.data.tables.table_schema import FileFormat
 from gdod.data.tables.values import Origin
@@ -42,7 +43,7 @@ class FrameTable:
         return len(self.frame)
 
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
-        frame = self.frame.select(columns)
+        frame = chosen(self.frame, columns)
         for first in range(0, len(frame), _CHUNK_ROWS):
             yield Chunk(frame[first : first + _CHUNK_ROWS], Origin(self.where, first + 1))
 
@@ -64,7 +65,7 @@ class SpooledTable:
         with pq.ParquetFile(self.path) as file:
             for at, origin in enumerate(self.origins):
                 frame = polars(file.read_row_group(at, columns=list(columns), use_threads=False))
-                yield Chunk(frame.select(columns), origin)
+                yield Chunk(chosen(frame, columns), origin)
 
 
 def spool(chunks: Iterator[Chunk], path: Path, types: pa.Schema | None = None) -> SpooledTable:
@@ -114,7 +115,7 @@ def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequenc
     """Return a frame as a table; of a lazy one, a copy of these columns lies at ``path`` while it is used."""
     if isinstance(frame, pl.DataFrame):
         return FrameTable(frame, where)
-    return spool(_lazy_chunks(frame.select(columns), where), path)
+    return spool(_lazy_chunks(frame.select(by_name(*columns)), where), path)
 
 
 def _lazy_chunks(frame: pl.LazyFrame, where: str) -> Iterator[Chunk]:

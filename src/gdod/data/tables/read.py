@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from gdod._checks import listed
 from gdod.data.tables.files import PARQUET, kind
-from gdod.data.tables.frames import arrow, polars
+from gdod.data.tables.frames import arrow, chosen, polars
 from gdod.data.tables.lines import CountedLines, find_stray_quote
 from gdod.data.tables.table_schema import FileFormat
 from gdod.data.tables.values import Origin
@@ -117,7 +117,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
     # Without these it reads ahead the whole file, or a whole row group, however large.
     with _explained(path), pq.ParquetFile(path, pre_buffer=False, buffer_size=_COLUMN_BYTES) as file:
         for batch in file.iter_batches(_CHUNK_ROWS, columns=list(columns), use_threads=False):
-            yield Chunk(polars(batch).select(columns), Origin(path.name, row))
+            yield Chunk(chosen(polars(batch), columns), Origin(path.name, row))
             row += batch.num_rows
 
 

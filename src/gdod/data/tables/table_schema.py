@@ -36,6 +36,14 @@ from gdod.yaml_toml import PlainWordsLoader, parse_toml, parse_yaml
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 
 
+PATTERN = "its name is a pattern that stands for other columns"
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether Polars takes a name for a pattern, even where a name is meant."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
 def _text(value: object) -> str:
     """Return a value of YAML as text: 1 and true are a number and a truth value there, and text in a table."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -269,6 +277,9 @@ class TableSchema(_Strict):
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
         if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
             raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
+        for name in self.needed:
+            if is_pattern(name):
+                raise ValueError(f"the column {name!r} cannot be used: {PATTERN}; give it another name in the file")
         for name, label in self.of(LabelColumn).items():
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
