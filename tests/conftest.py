@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The same examples on every run: GDOD is discontinuous, so a test may not depend on luck. Where a test draws others, a
-# failure prints what brings it back.
-settings.register_profile("gdod", derandomize=True, deadline=None, max_examples=60, database=None, print_blob=True)
+# The same examples on every run: GDOD is discontinuous, so a test may not depend on luck.
+settings.register_profile("gdod", derandomize=True, deadline=None, max_examples=60, database=None)
 settings.load_profile("gdod")
 
 # The tensors are tiny: more threads only wait for each other.

@@ -16,8 +16,9 @@ from gdod.data.label_words import positive_values
 from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
+from gdod.data.tables.frames import is_pattern
 from gdod.data.tables.read import columns_of, read_chunks
-from gdod.data.tables.table_schema import PATTERN, FileFormat, TableSchema, is_pattern
+from gdod.data.tables.table_schema import FileFormat, TableSchema
 from gdod.data.tables.values import text, usable
 from gdod.data.written_numbers import WrittenNumbers, written_numbers
 from gdod.errors import InputError
@@ -194,19 +195,19 @@ class _Column:
     def __init__(self, name: str, missing: tuple[str, ...]) -> None:
         self.name, self.tokens = name, missing
         self.lists = self.temporal = False
-        self.unusable = PATTERN if is_pattern(name) else ""
-        if not name:
-            self.unusable = "has no name, as the row numbers that some programs write"
+        self.unusable = "" if name else "has no name, as the row numbers that some programs write"
+        if is_pattern(name):
+            self.unusable = "has a name that polars takes for a pattern"
         self.missing = 0
         self._counts = ValueCounts()
 
     def add(self, column: pl.Series) -> None:
-        column, kind = column.alias("value"), column.dtype
+        kind, column = column.dtype, column.alias("")
         self.lists |= isinstance(kind, pl.List | pl.Array)
         self.temporal |= kind.is_temporal()
         if not usable(kind):
             self.unusable = f"holds {kind}, of which nothing can be made"
-            column = pl.Series(self.name, [None], dtype=pl.String).new_from_index(0, len(column))
+            column = pl.Series([None], dtype=pl.String).new_from_index(0, len(column))
         if self.lists and usable(kind):
             lists = list_texts(column, " ", self.tokens, 1 << 30)
             values, self.missing = lists.values, self.missing + lists.empty

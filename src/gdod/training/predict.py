@@ -79,7 +79,8 @@ def predict_file(
     with whole(out) as part, closing(_writer(part, out, empty)) as writer:
         for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
             predictions = _predictions(run, chunk, batch, unseen)
-            writer.write(pl.concat([chosen(chunk.frame, keep), predictions], how="horizontal") if keep else predictions)
+            kept = [chosen(chunk.frame, keep), predictions]
+            writer.write(pl.concat(kept, how="horizontal") if keep else predictions)
             rows += len(predictions)
             told(rows)
     return PredictedFile(rows, (*keep, *prediction_columns(run)), (*notes, *unseen.notes(_place(files))))

@@ -14,11 +14,16 @@ def polars(rows: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def chosen(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Return some columns of a frame, in this order. (`select` takes names such as "*" and "^a$" for patterns.)"""
-    return frame[list(columns)]
-
-
 def arrow(frame: pl.DataFrame) -> pa.Table:
     """Return a frame as an Arrow table in types that older readers know, too."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether polars takes a column's name for a pattern of names, so that it cannot do much with the column."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
+def chosen(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return some columns, in this order. `DataFrame.select` would take some names for patterns."""
+    return frame[list(columns)]

@@ -28,20 +28,13 @@ from pydantic import (
 )
 
 from gdod._checks import listed, nearest
+from gdod.data.tables.frames import is_pattern
 from gdod.errors import InputError
 from gdod.schema import Kind
 from gdod.yaml_toml import PlainWordsLoader, parse_toml, parse_yaml
 
 # Text that means "no value". A category that is really called NA needs a list of its own in `file`.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
-
-
-PATTERN = "its name is a pattern that stands for other columns"
-
-
-def is_pattern(name: str) -> bool:
-    """Return whether Polars takes a name for a pattern, even where a name is meant."""
-    return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def _text(value: object) -> str:
@@ -277,9 +270,11 @@ class TableSchema(_Strict):
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
         if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
             raise ValueError("the column without a name can only be ignored; give it one: `file: {header: [...]}`")
-        for name in self.needed:
-            if is_pattern(name):
-                raise ValueError(f"the column {name!r} cannot be used: {PATTERN}; give it another name in the file")
+        if patterns := [name for name in self.needed if is_pattern(name)]:
+            raise ValueError(
+                f"the column {patterns[0]!r} can only be ignored, since polars takes its name for a pattern; give it "
+                "another one"
+            )
         for name, label in self.of(LabelColumn).items():
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
