@@ -41,6 +41,11 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     return (", ".join(map(repr, names[:most])) or "none") + more
 
 
+def visible(text: str) -> str:
+    """Return text for a terminal, with \\x1b and the like for signs that would move its cursor or change colours."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
 def check_number(
     name: str,
     value: object,

@@ -22,6 +22,10 @@ def whole(path: Path) -> Iterator[Path]:
         _to_disk(part)
         os.replace(part, path)
         _to_disk(path.parent)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
     finally:
         part.unlink(missing_ok=True)
 

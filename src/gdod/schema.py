@@ -6,6 +6,7 @@ for "missing or never seen".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -195,5 +196,6 @@ def _check_names(what: str, names: tuple[str, ...]) -> None:
     for name in names:
         if not isinstance(name, str) or not name:
             raise InputError(f"a {what} has the name {name!r}; expected some text")
-        if names.count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise InputError(f"more than one {what} has the name {name!r}; names must differ")

@@ -2,6 +2,8 @@
 
 import re
 import tomllib
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -14,11 +16,11 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", node.start_mark
-                )
+        with suppress(TypeError):  # a key that is a list is refused below
+            for key, times in Counter(keys).items():
+                if times > 1:
+                    said = f"the key {key!r} stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -40,7 +42,8 @@ def parse_yaml(text: str, what: str, loader: type[UniqueKeyLoader] = UniqueKeyLo
         raise InputError(f"{what} is nested too deeply") from error
     # A text without a value, such as the date 2024-13-45, is an error of any kind in the library.
     except Exception as error:
-        raise InputError(f"{what} is not valid YAML: {error or type(error).__name__}") from error
+        said = " ".join(str(error).split()) or type(error).__name__  # the library's own is of several lines
+        raise InputError(f"{what} is not valid YAML: {said}") from error
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import typer
 from rich.console import Console
 from tests.training import tiny
 from tests.training.test_loop import lines
@@ -19,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from gdod import training
 from gdod.cli import app
+from gdod.cli.train import explained
 from gdod.experiments import watch
 from gdod.experiments.pool import Job
 
@@ -44,6 +46,21 @@ def gdod(*arguments: str) -> Result:
 
 def train(*arguments: str) -> Result:
     return gdod("train", *TABLE, *QUICK, *SMALL, *arguments)
+
+
+def test_without_a_schema_it_says_what_is_predicted_and_what_counts_as_1(place: Path) -> None:
+    table = tiny.frame(1000)
+    words = table.with_columns(pl.col("click").replace_strict({0: "no", 1: "yes"}))
+    words.write_csv(place / "words.csv")
+    done = gdod("train", "--data", "words.csv", "--label", "click", *QUICK, *SMALL, "--steps", "2", "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "these columns are predicted: click (binary)" in " ".join(done.output.split())
+    assert "the label 'click' is 1 where it is 'yes', and 0 for other values" in " ".join(done.output.split())
+    told = json.loads((place / "run" / "about.json").read_text())["data"]["notes"]
+    assert any("is 1 where it is 'yes'" in note for note in told)
+    page = gdod("report", "run", "--out", "report.html")
+    assert page.exit_code == 0, page.output
+    assert "is 1 where it is &#x27;yes&#x27;" in (place / "report.html").read_text("utf-8")
 
 
 def test_a_run_that_was_killed_as_it_began_begins_again(place: Path) -> None:
@@ -318,3 +335,36 @@ def test_killed_from_outside_the_command_goes_on(place: Path) -> None:
     finish("train", *settings, "--out", "killed", "--resume")
     found = [[{**line, "seconds": 0} for line in lines(place / name)] for name in ("whole", "killed")]
     assert found[0] == found[1]
+
+
+def test_a_disk_that_is_full_names_the_file_and_how_to_go_on(place: Path) -> None:
+    """No file may grow beyond a limit, which is as real as a full disk."""
+    resource = pytest.importorskip("resource")
+    assert train("--steps", "1", "--out", "first").exit_code == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    last = place / "first/checkpoints/last.pt"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (last.stat().st_size - 1, before[1]))
+    try:
+        done = train("--steps", "1", "--out", "second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.exit_code == 4
+    said = " ".join(done.stderr.split())
+    assert "second/checkpoints/last.pt" in said
+    assert said.endswith("goes on with: gdod train --resume --out second")
+    assert gdod("train", "--resume", "--out", "second").exit_code == 0
+
+
+def test_what_says_how_to_install_itself_is_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    for reason, advised in (("needs x: pip install 'gdod[solvers]'", False), ("No module named 'yaml'", True)):
+        with pytest.raises(typer.Exit), explained():
+            raise ImportError(reason)
+        assert ("gdod[cli]" in capsys.readouterr().err) is advised
+
+
+def test_an_evaluation_shows_every_kind_of_task() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    tasks = {"click": {"auc": 0.75}, "buy": {"auc": 0.5}, "age": {"rmse": 2.0}, "a\x1b[31m": {"log_loss": 1.0}}
+    training.Shown(console).evaluated(3, {"mean_auc": 0.625, "tasks": tasks}, best=True)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "validation AUC 0.6250 (click 0.7500, buy 0.5000, age rmse 2.0000, a\\x1b[31m log_loss 1.0000)" in shown

@@ -301,12 +301,18 @@ def test_two_commands_do_not_work_in_one_folder(place: Path, monkeypatch: pytest
     process = start(*ARGUMENTS)
     try:
         wait_for(lambda: in_the_second_run(place))
-        monkeypatch.setattr("gdod.experiments.lock._WAIT", 0.3)
+        monkeypatch.setattr("gdod.training.lock._WAIT", 0.3)
         with pytest.raises(InputError, match="another process is at work"):
             compare(plan("sum", recipe="strong", **LONG), "out")
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=180)
+
+
+def test_finished_runs_keep_their_weights_and_not_the_optimizers_state(whole: Outcome) -> None:
+    stored = [load(path.parent / "checkpoints/last.pt") for path in whole.folder.glob("runs/*/result.json")]
+    assert stored
+    assert all({"model", "state"} <= set(content) and "optimizers" not in content for content in stored)
 
 
 # What is asked for is checked before any work
@@ -343,13 +349,13 @@ def test_wrong_input_is_refused_before_any_run(place: Path, arguments: list[str]
 
 def test_a_file_describes_a_comparison_and_options_win(place: Path) -> None:
     (place / "comparison.yaml").write_text(
-        "data: {source: clicks.csv, schema: clicks.yaml}\nmodels: [mmoe, {name: ple, options: {experts: 2}}]\n"
+        "data: {source: clicks.csv, schema: clicks.yaml}\nmodels: [mmoe, {name: ple, options: {experts: 3}}]\n"
         "methods: [sum, 'cagrad:c=0.3']\nseeds: [4, 7]\nbatch: 32\n"
     )
     found = json.loads(
         gdod("comparison.yaml", "--check", "--method", "gdod", "--method", "pcgrad", "--lr", "0.1").stdout
     )
-    assert found["runs"][:3] == ["mmoe-gdod-seed4", "mmoe-pcgrad-seed4", "ple_experts=2-gdod-seed4"]
+    assert found["runs"][:3] == ["mmoe-gdod-seed4", "mmoe-pcgrad-seed4", "ple_experts=3-gdod-seed4"]
     assert len(found["runs"]) == 8
     assert (found["settings"]["batch"], found["settings"]["optimizer"]["lr"]) == (32, 0.1)
     assert found["baseline"] == "gdod"  # the first, as there is no sum

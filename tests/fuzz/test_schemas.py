@@ -33,6 +33,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "rare": st.sampled_from([1, 2, 5, 10**9]),
     "limit": st.sampled_from([None, 1, 10, 10**6]),
     "scale": st.sampled_from(["standard", "log", "none"]),
+    "decimal": st.sampled_from([".", ",", "", ";"]),
+    "thousands": st.sampled_from([None, ",", ".", " ", "'", "x"]),
     "separator": st.sampled_from([" ", "|", ", ", "a", "é", "\0", "1", ""]),
     "longest": st.sampled_from([1, 2, 50, 10**12]),
     "kind": st.sampled_from(["binary", "regression", "multiclass"]),

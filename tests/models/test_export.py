@@ -58,8 +58,10 @@ def test_onnx_predicts_the_same(name: str, options: str) -> None:
     onnx = pytest.importorskip("onnx.reference", reason="needs onnx")
     model = trained(name, options).eval()
     batch = batch_of(6)
-    program = torch.onnx.export(export(model, batch_of(5)))
+    tasks = [task.name for task in model.tasks]
+    program = torch.onnx.export(export(model, batch_of(5)), output_names=tasks)
     assert program is not None
+    assert [value.name for value in program.model_proto.graph.output] == tasks
     evaluator = onnx.ReferenceEvaluator(program.model_proto)
     inputs = [batch.categorical, batch.numeric, *batch.sequences]
     names = [value.name for value in program.model_proto.graph.input]

@@ -9,9 +9,10 @@ import pytest
 from tests.report.made_runs import make_comparison, make_run, write_json
 
 import gdod
-from gdod.report import collect, load_studies, read_run, studies
+from gdod.report import collect, load_studies, read_run, result_tables, studies
 from gdod.report.figures import conflict_chapters, conflict_of
 from gdod.report.page import page
+from gdod.report.result_tables import to_markdown
 
 
 def test_a_whole_comparison(tmp_path: Path) -> None:
@@ -225,8 +226,36 @@ def test_runs_of_another_folder_are_compared_with_the_baseline_that_is_most_alik
         "sum (batch=128)": "sum (batch=128)",
         "gdod (batch=64)": "sum (batch=64)",
         "gdod (batch=128)": "sum (batch=128)",
-        "mgda": None,  # nobody can tell which
+        "mgda (batch=32)": None,  # nobody can tell which
     }
+
+
+def with_settings(folder: Path, **settings: object) -> Path:
+    write_json(folder / "config.json", {**json.loads((folder / "config.json").read_text()), **settings})
+    return folder
+
+
+def test_methods_with_other_settings_are_named_with_them(tmp_path: Path) -> None:
+    """Nobody takes what a larger batch does for what a method does."""
+    made: dict[str, dict[str, object]] = {"sum": {"batch": 64}, "gdod": {"batch": 128, "epochs": 4.0, "threads": 2}}
+    for method, settings in made.items():
+        with_settings(make_run(tmp_path / method, method=method, evaluations=2), **settings)
+    (study,) = load_studies([tmp_path])
+    assert [setting.method for setting in study.settings] == [
+        "sum (batch=64, epochs=2.0)",
+        "gdod (batch=128, epochs=4.0)",
+    ]
+    assert study.unequal == ("batch", "epochs")
+    tables = to_markdown(result_tables(study))
+    assert "gdod (batch=128, epochs=4.0)" in tables
+    assert "they differ in batch, epochs" in tables
+    # Of many that are alike, those that are not are named; settings that an older version did not store say nothing.
+    for method in ("pcgrad", "mgda", "cagrad"):
+        with_settings(make_run(tmp_path / method, method=method, evaluations=2), batch=64, averaged=None)
+    (study,) = load_studies([tmp_path])
+    names = {setting.method for setting in study.settings}
+    assert names == {"sum", "gdod (batch=128, epochs=4.0)", "pcgrad", "mgda", "cagrad"}
+    assert load_studies([tmp_path / "sum", tmp_path / "pcgrad"])[0].unequal == ()
 
 
 def test_each_data_set_has_the_baseline_of_its_comparison(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from tests.report.made_runs import make_comparison, make_run, write_json
 
 from gdod.report import load_studies, markdown_tables, result_tables, run_table, to_csv
 from gdod.report.numbers import duration, number, p_value, short, signed
+from gdod.report.page import page
+from gdod.report.result_tables import overview
 
 SEEDS = (0, 1, 2)
 
@@ -116,6 +118,42 @@ def test_other_kinds_of_tasks(tmp_path: Path) -> None:
     assert [table.name for table in result_tables(study)] == ["overview", "log_loss", "rmse", "mae", "accuracy"]
     assert study.headline_title == "RMSE"
     assert run_table(study).rows[0][4].text == "2.0000"
+    # The overview, the page and the figures have a headline for each kind of task.
+    table = overview(study)
+    cells = dict(zip([column.title for column in table.columns], table.rows[0], strict=True))
+    assert (cells["RMSE"].text, cells["accuracy"].text) == ("2.0000", "0.7000")
+    assert "RMSE is the figure of price" in table.caption
+    assert "Accuracy is the figure of colour" in table.caption
+    shown = page([study])
+    assert "Lowest RMSE (validation)" in shown
+    assert "Highest accuracy (validation)" in shown
+
+
+def test_the_means_of_several_kinds_of_tasks(tmp_path: Path) -> None:
+    """Each is over the tasks of its kind, and compared with the baseline."""
+    kinds = {"price": "regression", "click": "binary", "size": "regression", "buy": "binary"}
+    for method, gain in (("sum", 0.0), ("gdod", 0.25)):
+        path = make_run(tmp_path / method, method=method, tasks=tuple(kinds), evaluations=2)
+        about = json.loads((path / "about.json").read_text())
+        about["tasks"] = [{"name": name, "kind": kind} for name, kind in kinds.items()]
+        write_json(path / "about.json", about)
+        numbers = {"price": {"rmse": 2.0 - gain}, "size": {"rmse": 4.0}}
+        binary = {"click": {"auc": 0.5 + gain}, "buy": {"auc": 0.5 + gain}}
+        result = json.loads((path / "result.json").read_text())
+        write_json(path / "result.json", {**result, "test": {"tasks": numbers | binary, "mean_auc": None}})
+    (study,) = load_studies([tmp_path])
+    assert study.headlines == {"rmse": ("price", "size"), "auc": ("click", "buy")}
+    rows = csv.DictReader(io.StringIO(to_csv([study])))
+    means = {(row["method"], row["metric"]): float(row["mean"]) for row in rows if row["task"] == "mean"}
+    assert means == {("sum", "rmse"): 3.0, ("gdod", "rmse"): 2.875, ("sum", "auc"): 0.5, ("gdod", "auc"): 0.75}
+    table = overview(study)
+    cells = dict(zip([column.title for column in table.columns], table.rows[1], strict=True))
+    assert (cells["mean RMSE"].text, cells["mean AUC"].text, cells["mean AUC"].detail) == (
+        "2.8750",
+        "0.7500",
+        "+0.2500",
+    )
+    assert cells["mean AUC"].best
 
 
 def test_a_spreadsheet_runs_no_formula(tmp_path: Path) -> None:

@@ -66,3 +66,17 @@ def test_sections_and_headings_in_a_terminal() -> None:
     table = TextTable([Column("method", numeric=False), Column("n")], rows, sections=[0, 2])
     lines = [line.split() for line in terminal(table).splitlines()[3:7]]
     assert lines == [["mmoe"], ["sum", "1"], [], ["ple"]]
+
+
+def test_no_name_moves_the_cursor_of_a_terminal() -> None:
+    table = TextTable.of_texts(["a\x1b[2J"], [["b\x1b[31m\rc\u202e"]], "t\x1b]0;x\x07")
+    console = Console(file=io.StringIO(), force_terminal=False, width=80)
+    console.print(as_terminal(table))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not set(shown) & set("\x1b\r\x07\u202e")
+    assert "b\\x1b[31m\\rc\\u202e" in shown
+
+
+def test_a_heading_is_no_markup_and_no_link() -> None:
+    made = as_markdown(TextTable.of_texts(["a"], [["b"]], "x*y*\n# z [w](http://w)"))
+    assert made.splitlines()[0] == r"### x\*y\* # z \[w](http://w)"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 import threading
 import warnings
@@ -14,6 +15,7 @@ import torch
 from tests.training import tiny
 
 import gdod
+import gdod.data
 from gdod import InputError
 from gdod.data.parts.part import MemoryPart, Part
 from gdod.errors import NonFiniteInputError
@@ -548,3 +550,32 @@ def test_data_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     changed = dataclasses.replace(tiny.dataset(), fingerprint="other")
     with pytest.raises(InputError, match="has changed"):
         train(config, tmp_path / "run", dataset=changed, resume=True)
+
+
+def test_a_loss_that_drowns_the_others_is_told(tmp_path: Path) -> None:
+    """A label in years beside a click: said once, with the weight that makes them equal."""
+    table = tiny.frame(400).select("city", "item", "age", "click")
+    table.write_csv(tmp_path / "t.csv")
+    (tmp_path / "s.yaml").write_text(
+        "columns: {city: categorical, item: categorical, age: {type: label, kind: regression}, click: label}\n"
+    )
+    data = gdod.data.load(tmp_path / "t.csv", schema=tmp_path / "s.yaml", cache=tmp_path / "c")
+
+    class Heard(Silent):
+        said: list[str]
+
+        def __init__(self) -> None:
+            self.said = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    first, second = Heard(), Heard()
+    train(tiny.config(steps=3, evaluate_every=1), tmp_path / "one", dataset=data, progress=first)
+    (told,) = [text for text in first.said if "may drown it" in text]
+    found = re.search(r"the loss of 'age' is ([\d,]+) times that of 'click' .* --task-weight age=(\S+) would", told)
+    assert found is not None, told
+    assert 1000 < int(found[1].replace(",", "")) < 4000  # 40² + 12² against log 2
+    weights = {"age": float(found[2])}
+    train(tiny.config(steps=1, task_weights=weights), tmp_path / "two", dataset=data, progress=second)
+    assert not [text for text in second.said if "may drown it" in text]

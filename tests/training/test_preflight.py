@@ -1,13 +1,20 @@
 """Tests that what can be told before any work is done is told then, and that notes say what the data lacks."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
 import gdod
+from gdod.cli import app
 from gdod.data import TableSchema, load
-from gdod.training import check, read_config
+from gdod.models import MODELS
+from gdod.training import check, read_config, train
+from gdod.training.preflight import rehearse
 
 SCHEMA = """
 columns:
@@ -102,6 +109,52 @@ def test_names_of_tasks_of_a_named_data_set_are_known_without_its_files(
 def test_tasks_of_named_data_sets_are_accepted() -> None:
     check(read_config(options={"data.source": "ads", "stopping.monitor": "visit", "task_weights.purchase": 2}))
     check(read_config(options={"data.source": "census", "stopping.monitor": "college"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data.source": "nowhere.csv"}, "there is no file or folder"),
+        ({"data.source": "nowhere/*.csv"}, "no file fits the pattern"),
+        ({"model.name": "ple", "model.options.experts": 1}, "leaves none to share"),
+        ({"data.schema": "{folder}/another.yaml"}, "has no column 'usr' .did you mean 'user'"),
+        ({"data.schema": "{folder}/unlabelled.yaml"}, "has no label"),
+        ({"data.schema": "{folder}/files.yaml"}, "there is no file or folder .*test.parquet"),
+        ({"data.source": "census", "data.folder": "{folder}", "data.schema": None}, "census"),
+    ],
+    ids=str,
+)
+def test_check_refuses_what_training_would_refuse(
+    table: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    text = schema(table).read_text()
+    (tmp_path / "another.yaml").write_text(text.replace("user:", "usr:"))
+    (tmp_path / "unlabelled.yaml").write_text(text.replace("click: {type: label, kind: binary}", "click: ignore"))
+    (tmp_path / "files.yaml").write_text(
+        text.replace("by: random", "by: files").replace("test: 0.2", "test: test.parquet")
+    )
+    given = {
+        name: value and value.replace("{folder}", str(tmp_path)) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    settings = {"recipe": "paper", "data.source": str(table), "data.schema": str(schema(table)), **given}
+    arguments = [f"--set={name}={json.dumps(value)}" for name, value in settings.items() if name != "data.source"]
+    done = CliRunner().invoke(app, ["train", "--data", str(settings["data.source"]), *arguments, "--check"])
+    assert done.exit_code == 2, done.output
+    assert re.search(message, done.stderr), done.stderr
+    config = read_config(options={name: value for name, value in settings.items() if value is not None})
+    check(config)
+    with pytest.raises(gdod.InputError, match=message):
+        train(config, tmp_path / "run")
+
+
+def test_check_lets_pass_what_can_be_trained(table: Path) -> None:
+    for model in MODELS:
+        rehearse(
+            read_config(options={"data.source": str(table), "model.name": model, "data.schema": str(schema(table))})
+        )
+    rehearse(read_config(options={"data.source": str(table), "data.labels": ["click"]}))
+    rehearse(read_config(options={"data.source": "ads"}))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ import pytest
 from tests.training import tiny
 from tests.training.test_loop import check_same, lines
 
+from gdod import InputError
 from gdod._files import read_json
-from gdod.training import TrainConfig, train
+from gdod.report.runs import read_run
+from gdod.training import Silent, TrainConfig, train
 from gdod.training.checkpoint import load
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -195,3 +197,59 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     assert train(settings, tmp_path / "run", dataset=tiny.dataset(), resume=True) == result
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, folder = config("sum"), tmp_path / "run"
+    finish(settings, tmp_path / "whole")
+    first = start(settings, folder)
+    wait_for_lines(folder, 1, first)
+    os.kill(first.pid or 0, signal.SIGSTOP)  # it is at work for as long as this test needs it to be
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    try:
+        monkeypatch.setattr("gdod.training.lock._WAIT", 0.3)
+        for resume in (False, True):
+            with pytest.raises(InputError, match=r"another process is at work in|holds a run already") as refused:
+                train(settings, folder, dataset=tiny.dataset(), resume=resume)
+            assert not resume or "another process is at work" in str(refused.value)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    finally:
+        os.kill(first.pid or 0, signal.SIGCONT)
+        first.join(120)
+    assert first.exitcode == 0
+    assert read_json(folder / "result.json", "")["test"] == read_json(tmp_path / "whole/result.json", "")["test"]
+    assert not (folder / ".lock").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs a validation part"):
+        train(config("sum"), tmp_path / "run", dataset=tiny.dataset(validation=0))
+    assert not (tmp_path / "run").exists()
+
+
+class Heard(Silent):
+    """A listener that keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize("left", [0.0, 0.6, None])
+def test_records_that_were_cut_or_removed_are_told_and_never_made_up(tmp_path: Path, left: float | None) -> None:
+    settings, folder = tiny.config(steps=12, log_every=2), tmp_path / "run"
+    train(settings, folder, dataset=tiny.dataset())
+    (folder / "result.json").unlink()  # as if it had been killed just before its end
+    whole = (folder / "metrics.jsonl").read_bytes()
+    if left is None:
+        (folder / "metrics.jsonl").unlink()
+    else:
+        os.truncate(folder / "metrics.jsonl", int(left * len(whole)))
+    heard = Heard()
+    train(settings, folder, dataset=tiny.dataset(), resume=True, progress=heard)
+    kept = (folder / "metrics.jsonl").read_bytes()
+    assert kept == b"".join(whole[: int((left or 0) * len(whole))].splitlines(keepends=True)[:-1])
+    assert any("metrics.jsonl was cut or removed" in said and "up to step 12" in said for said in heard.said)
+    assert any("metrics.jsonl was cut or removed" in note for note in read_run(folder).notes)

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from tests.training.test_loop import Interrupting
 
 from gdod import InputError
 from gdod._files import check_space, check_writable, whole, write_json
+from gdod.models import build
 from gdod.training import Folder, Interrupted, load_run, name_of, resume_command, train
-from gdod.training.checkpoint import load, save
+from gdod.training.checkpoint import keep_weights_only, load, save
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +166,112 @@ def test_a_damaged_run_is_one_of_our_errors(run: Path, tmp_path: Path, damage: s
             (folder / damage).write_bytes(content)
         with pytest.raises(InputError):
             load_run(folder)
+
+
+def changed_copy(run: Path, folder: Path, name: str, at: int) -> Path:
+    """Copy a run, and change one bit of one of its files."""
+    shutil.copytree(run, folder)
+    content = bytearray((folder / name).read_bytes())
+    content[at] ^= 0x40
+    (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_changed_bit_of_a_checkpoint_is_noticed(run: Path, tmp_path: Path, name: str) -> None:
+    path, whole = run / f"checkpoints/{name}.pt", load(run / f"checkpoints/{name}.pt")
+    refused = {}
+    for at in range(0, path.stat().st_size, path.stat().st_size // 60):
+        copy = tmp_path / str(at) / f"{name}.pt"
+        copy.parent.mkdir()
+        content = bytearray(path.read_bytes())
+        content[at] ^= 0x40
+        copy.write_bytes(content)
+        try:
+            assert tiny.same(load(copy), whole)  # a bit that says nothing, such as one that fills up a line
+        except InputError as error:
+            refused[copy] = str(error)
+    assert len(refused) > 30
+    assert all(str(copy) in said and "Put a copy in its place" in said for copy, said in refused.items())
+    weight = path.read_bytes().index(next(iter(whole["model"].values())).numpy().tobytes()[:64])
+    with pytest.raises(InputError, match=rf"checkpoints/{name}\.pt is damaged or was changed: the checksum of"):
+        load_run(changed_copy(run, tmp_path / "run", f"checkpoints/{name}.pt", weight), weights=name)
+
+
+def test_a_changed_encoder_is_noticed(run: Path, tmp_path: Path) -> None:
+    place = (run / "encoder.json").read_bytes().index(b"city3")
+    with pytest.raises(InputError, match=r"encoder\.json is damaged or was changed"):
+        load_run(changed_copy(run, tmp_path / "run", "encoder.json", place))
+
+
+def test_a_run_of_an_earlier_version_has_no_checksums_and_still_opens(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    about = json.loads((folder / "about.json").read_text())
+    del about["checksums"]
+    (folder / "about.json").write_text(json.dumps(about))
+    frame = tiny.frame(20, seed=5)
+    assert load_run(folder).predict(frame).equals(load_run(run).predict(frame))
+
+
+def test_a_checkpoint_can_keep_its_weights_only(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    keep_weights_only(folder / "checkpoints/last.pt")
+    assert (folder / "checkpoints/last.pt").stat().st_size < (run / "checkpoints/last.pt").stat().st_size / 2
+    frame = tiny.frame(20, seed=5)
+    assert load_run(folder, weights="last").predict(frame).equals(load_run(run, weights="last").predict(frame))
+    assert load_run(folder, weights="last").step == 20
+
+
+def test_nobody_is_advised_to_load_a_checkpoint_unsafely(tmp_path: Path) -> None:
+    torch.save({"format": 1, "model": Harmful(tmp_path / "executed")}, tmp_path / "best.pt")
+    with pytest.raises(InputError, match="something else than numbers") as refused:
+        load(tmp_path / "best.pt")
+    assert "weights_only" not in str(refused.value)
+    assert "trust" not in str(refused.value)
+
+
+def rewritten(run: Path, folder: Path, **weights: torch.Tensor) -> Path:
+    """Copy a run, with some of its best weights replaced."""
+    shutil.copytree(run, folder)
+    content = load(folder / "checkpoints/best.pt")
+    save(folder / "checkpoints/best.pt", {**content, "model": {**content["model"], **weights}})
+    return folder
+
+
+def test_weights_that_are_not_finite_are_refused(run: Path, tmp_path: Path) -> None:
+    name, weight = next(iter(load(run / "checkpoints/best.pt")["model"].items()))
+    wrong = weight.clone()
+    wrong.view(-1)[-1] = float("nan")
+    with pytest.raises(InputError, match=rf"best\.pt .*{name} holds nan or infinity"):
+        load_run(rewritten(run, tmp_path / "run", **{name: wrong}))
+
+
+def test_a_packed_checkpoint_is_refused_before_it_is_unpacked(run: Path, tmp_path: Path) -> None:
+    """A few kilobytes can be packed so that they become gigabytes."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    with zipfile.ZipFile(folder / "checkpoints/best.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("best/data.pkl", b"")
+        archive.writestr("best/data/0", bytes(10_000_000))
+    with pytest.raises(InputError, match=r"best\.pt is damaged or was changed: it is packed"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("option", [{"experts": 10_000_000}, {"tower": [10_000_000_000]}, {"ensemble": 10_000_000}])
+def test_a_configuration_beyond_all_measure_is_refused_at_once(tmp_path: Path, option: dict[str, Any]) -> None:
+    config = tiny.config(steps=1, model={"name": "mmoe", "options": {"embedding": 4, "tower": [4]}})
+    train(config, tmp_path / "run", dataset=tiny.dataset())
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    stored["model"]["options"] |= option
+    (tmp_path / "run/config.json").write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=r"best\.pt does not fit the configuration beside it: the size of"):
+        load_run(tmp_path / "run")
+    # Nor does a checkpoint help that only seems to be as large.
+    with torch.device("meta"):
+        sizes = build("mmoe", tiny.dataset().schema, tiny.dataset().tasks, **stored["model"]["options"]).state_dict()
+    weights = {name: torch.zeros(()).expand(one.shape) for name, one in sizes.items()}
+    save(tmp_path / "run/checkpoints/best.pt", {"step": 1, "model": weights})
+    with pytest.raises(InputError, match=r"best\.pt .* longer than the file"):
+        load_run(tmp_path / "run")
 
 
 def test_a_run_in_one_line(run: Path) -> None:

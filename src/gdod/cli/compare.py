@@ -94,6 +94,7 @@ def compare(
         options.need_data(config, settings)
         plan = read_plan(config, settings)
         if check:
+            options.rehearse_all(run.config for run in plan.runs)
             from gdod.experiments.compare import recipe_in_words
 
             options.tell_recipe(recipe_in_words(plan))

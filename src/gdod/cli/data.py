@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gdod._checks import visible
 from gdod.cli import download
 from gdod.cli.options import AsJson
 from gdod.cli.train import explained, screen
@@ -28,6 +29,11 @@ Examples:
 
   gdod data prepare census --folder downloads/census
 """
+CLEAN_EXAMPLES = """
+Examples:
+
+  gdod data clean --days 30
+"""
 Cache = Annotated[Path | None, typer.Option(help="Folder of prepared data. (default: $GDOD_CACHE or ~/.cache/gdod)")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict. May be given several times.")]
 
@@ -41,6 +47,7 @@ def inspect(
     out: Annotated[Path | None, typer.Option(help="Write a schema to edit to this .yaml file.")] = None,
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = "utf-8",
     separator: Annotated[str | None, typer.Option(help="Of a text file; by default it is guessed.")] = None,
+    quote: Annotated[str, typer.Option(help="Sign around values; '' if quotation marks are ordinary signs.")] = '"',
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a schema that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +61,8 @@ def inspect(
             raise InputError(f"--out {out} ends in {out.suffix!r}; expected .yaml")
         if out is not None and out.exists() and not overwrite:
             raise InputError(f"{out} is there already; take another name, or --overwrite")
-        inspection = inspect(source, labels=label or (), format=FileFormat(encoding=encoding, separator=separator))
+        format = FileFormat(encoding=encoding, separator=separator, quote=quote)
+        inspection = inspect(source, labels=label or (), format=format)
         if as_json:
             typer.echo(json.dumps(inspection.to_json(), ensure_ascii=False))
         else:
@@ -106,6 +114,19 @@ def show(
         _print_prepared(folder, as_json)
 
 
+@app.command(epilog=CLEAN_EXAMPLES)
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Only what was not used for so many days.")] = 0,
+    cache: Cache = None,
+) -> None:
+    """Remove prepared data from the cache. It is made again when a command needs it; runs and tables stay."""
+    with explained():
+        from gdod.data.preparing.cache import cache_folder, clean
+
+        removed, size = clean(cache_folder(cache), days)
+        typer.echo(f"{removed} folder{'s' * (removed != 1)} removed from {cache_folder(cache)}, {size / 1e6:,.1f} MB")
+
+
 def _print_prepared(folder: Path, as_json: bool) -> None:
     from gdod.data.loading import read_about
 
@@ -123,7 +144,7 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
         rows.append([part, f"{held['rows']:,}", *cells])
     _print_table(("part", "rows", *(f"{name} (mean, labelled)" for name in labels)), rows, about["name"])
     for note in about["notes"]:
-        typer.echo(f"- {note}")
+        typer.echo(f"- {visible(note)}")
     typer.echo(f"Prepared: {folder}")
 
 

@@ -59,7 +59,7 @@ def download(
             return
         wanted = PUBLIC[name] if sha256 is None else other(PUBLIC[name], sha256)
         with _bar(wanted.name) as progress:
-            path = fetch(wanted, target, progress)
+            path = fetch(wanted, target, progress, say=lambda text: typer.echo(f"gdod: {text}", err=True))
         typer.echo(f"{path}  sha256 {digest(path)}")
         typer.echo(f"Use it with: gdod train --data {name}" + (f" --data-folder {folder}" if folder else ""))
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from gdod.experiments.run_config import RunConfig
 
 Pairs = list[str] | None
 Config = Annotated[Path | None, typer.Argument(help="A YAML or TOML file with settings; options win over it.")]
@@ -72,6 +75,16 @@ def tell_recipe(chosen: Iterable[str]) -> None:
     """Print what a recipe chose: not among the settings, which may go to a file."""
     for sentence in chosen:
         typer.echo(sentence, err=True)
+
+
+def rehearse_all(configs: "Iterable[RunConfig]") -> None:
+    """Raise if the data of some runs is not there or does not fit its schema, or one of their models cannot be made."""
+    from gdod.training import TrainConfig
+    from gdod.training.preflight import rehearse
+
+    for config in {(str(config.data), str(config.model)): config for config in configs}.values():
+        # A rival has no model to make, but the same data.
+        rehearse(config if isinstance(config, TrainConfig) else TrainConfig(data=config.data, stopping=config.stopping))
 
 
 def need_data(file: Path | None, settings: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gdod._checks import visible
 from gdod.cli.options import AsJson
 from gdod.cli.train import explained, screen, show_metrics
 
@@ -67,7 +68,7 @@ def predict(
         else:
             written = predict_file(loaded, data, out, keep=keep or (), batch=batch)
         for note in written.notes:
-            typer.echo(f"gdod: {note}", err=True)
+            typer.echo(f"gdod: {visible(note)}", err=True)
         if as_json:
             about = {"out": str(out), "rows": written.rows, "columns": written.columns, "notes": written.notes}
             typer.echo(json.dumps(about, indent=2))
@@ -98,5 +99,5 @@ def evaluate(
             typer.echo(json.dumps(metrics, indent=2))
             return
         for note in metrics["notes"]:
-            typer.echo(f"gdod: {note}", err=True)
+            typer.echo(f"gdod: {visible(note)}", err=True)
         show_metrics(screen(), {"table": metrics})

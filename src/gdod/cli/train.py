@@ -113,6 +113,7 @@ def _train(
 ) -> None:
     from gdod.ranks.processes import check_nproc, joined, surroundings
     from gdod.training import check, name_of
+    from gdod.training.preflight import rehearse
     from gdod.training.train_run import preview
 
     place = surroundings()
@@ -120,6 +121,7 @@ def _train(
     config = _config(file, settings, out, resume)
     if check_only:
         check(config)
+        rehearse(config)
         config, chosen = preview(config)
         options.tell_recipe(chosen)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
@@ -144,12 +146,20 @@ def _start(nproc: int, folder: Path) -> None:
 def _train_here(
     config: "TrainConfig", folder: Path, ranks: "Ranks", *, resume: bool, as_json: bool, quiet: bool
 ) -> None:
-    from gdod.training import Shown, Silent, train
+    from gdod.training import Folder, Shown, Silent, resume_command, train
 
     console = screen(stderr=as_json)
     progress = Silent() if quiet else Shown(console)
     command = ["gdod", *sys.argv[1:]]
-    result = train(config, folder, resume=resume, progress=progress, command=command, ranks=ranks)
+    try:
+        result = train(config, folder, resume=resume, progress=progress, command=command, ranks=ranks)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or not Folder(folder).is_run:
+            raise
+        several = f" --nproc {ranks.size}" if ranks.size > 1 else ""
+        raise OSError(
+            f"{error} (in {folder}). What was saved last goes on with:\n  {resume_command(folder)}{several}"
+        ) from error
     if ranks.rank > 0:
         return
     if as_json:
@@ -233,7 +243,8 @@ def explained(*, silent: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("stopped", 130, silent)
     except ImportError as error:
-        _fail(f"{error}. Install what is missing, e.g. with: pip install 'gdod[cli]'", WRONG_INPUT, silent)
+        hint = "" if "pip install" in str(error) else ". Install what is missing, e.g. with: pip install 'gdod[cli]'"
+        _fail(f"{error}{hint}", WRONG_INPUT, silent)
     except BrokenPipeError:  # whoever read the output has seen enough; typer ends quietly
         raise
     except OSError as error:
@@ -259,6 +270,8 @@ def _fail_in_training(error: Exception, silent: bool) -> None:
 
 
 def _fail(text: str, code: int, silent: bool = False) -> None:
+    from gdod._checks import visible
+
     if not silent:
-        typer.echo(f"gdod: {text}", err=True)
+        typer.echo(f"gdod: {visible(text)}", err=True)
     raise typer.Exit(code)

@@ -83,6 +83,7 @@ def tune(
         options.need_data(config, settings)
         search = read_search(config, settings, _space(range_, grid), trials, space)
         if check:
+            options.rehearse_all([search.config({}, search.seeds[0])])
             options.tell_recipe(recipe_in_words(search))
             typer.echo(json.dumps({**search.to_json(), "trials": search.trials}, indent=2))
             return

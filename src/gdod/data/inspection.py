@@ -12,6 +12,7 @@ import polars as pl
 import yaml
 
 from gdod._checks import listed, nearest
+from gdod.data.label_words import positive_values
 from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
@@ -20,12 +21,16 @@ from gdod.data.tables.read import columns_of, read_chunks
 from gdod.data.tables.table_schema import FileFormat, TableSchema
 from gdod.data.tables.times import moments
 from gdod.data.tables.values import text, usable
+from gdod.data.written_numbers import WrittenNumbers, written_numbers
 from gdod.errors import InputError
 
+_LONGEST_NAME = 1000  # signs
 # Enough to tell what a column holds; more rows are left alone, and the result says so.
 MOST_ROWS = 1_000_000
 # Whole numbers with at most so many different values are taken for names of things.
 _FEW = 20
+# Whole numbers that occur so often each, on average, may be names of things.
+_OFTEN = 3
 
 _LABEL = re.compile(
     r"(^|[_\W])(label|target|click(ed|s)?|visit(ed|s)?|conver(t|ted|sion|sions)|buy|bought|purchase[ds]?|order(ed)?|cart"
@@ -33,9 +38,19 @@ _LABEL = re.compile(
 )
 _TRUTH = re.compile(r"^true[_\W]")  # as `gdod data ads --truth` writes them
 _WEIGHT = re.compile(r"^((sample|instance|example|case)[_\W])?weights?$")
-_NAMES = re.compile(r"(^|[_\W])(id|ids|code|isbn|zip|zipcode|postcode|user|item|sku)$|[a-z]Id$|[a-z]ID$")
+_NAMES = re.compile(
+    r"(^|[_\W])(id|ids|code|isbn|zip|zipcode|postcode|user|item|sku|customer|product|ad"
+    r"|advertiser|campaign|creative|category|brand|seller|merchant|shop|store|publisher|channel|region|segment|usuario|cliente|producto|utilisateur"
+    r"|client|produit|benutzer|nutzer|kunde|artikel|utente|prodotto|пользователь|клиент|товар|użytkownik|用户|商品"
+    r"|ユーザー)$|[a-z]Id$|[a-z]ID$"
+)
 _TIME = re.compile(r"(^|[_\W])(time|timestamp|date|datetime|ts|created|updated)([_\W]at)?$")
 _DATE = re.compile(r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")
+_CLOCK = re.compile(r"\d[:/.-]\d")
+_EARLIEST = 1e7  # numbers of a time are seconds from 1970 on, or written as 19000101
+# Of the rows of a binary label so many, or a single one, may hold a third value: that is a slip, not a class.
+_ODD_LABELS = 0.01
+_SPELLINGS = 8  # of two words, such as yes, Yes and YES
 
 
 @dataclass(frozen=True)
@@ -52,24 +67,34 @@ class ColumnReport:
     """The number of rows without a value."""
     low: float | None = None
     high: float | None = None
-    """The smallest and the largest number, if all values are numbers."""
+    """The smallest and the largest finite number, if it is a column of numbers."""
     rate: float | None = None
-    """The share of positive labels, for a binary label."""
+    """The share of positive labels, for a binary label; None if it is not known which value counts as 1."""
     examples: tuple[str, ...] = ()
     """The most frequent values."""
     why: str = ""
-    """The reason why a column is ignored."""
+    """The reason why a column is ignored, or what has to be said about it."""
 
     def summary(self, rows: int) -> str:
         """Return the values of the column in a few words; ``rows``: the number of rows looked at."""
         words = [f"{self.values:,} value{'s' * (self.values != 1)}"]
         if self.rate is not None:
-            words = [f"{self.rate:.2%} positive"]
+            words = [f"{self.rate:.2%} positive{self._positive}"]
         elif self.low is not None and self.type in ("numeric", "weight", "label"):
             words = [f"{self.low:g} to {self.high:g}"]
         if self.missing:
             words.append(f"{self.missing:,} missing ({self.missing / rows:.1%})")
         return ", ".join([*words, *([self.why] if self.why else [])])
+
+    @property
+    def _positive(self) -> str:
+        """The value that counts as 1, if it is a word."""
+        return f" ({', '.join(self.options['positive'])})" if "positive" in self.options else ""
+
+    @property
+    def unclear(self) -> bool:
+        """Whether it is a binary label of which nobody has said yet which value counts as 1."""
+        return self.type == "label" and self.options["kind"] == "binary" and self.rate is None
 
 
 @dataclass(frozen=True)
@@ -85,7 +110,7 @@ class Inspection:
     format: FileFormat
 
     def schema(self) -> TableSchema:
-        """Return the inferred schema; raise if no column looks like a label."""
+        """Return the inferred schema; raise if no column looks like a label, or a label needs a decision."""
         labels = [column.name for column in self.columns if column.type == "label"]
         if not labels:
             two = [column.name for column in self.columns if column.values == 2]
@@ -93,6 +118,12 @@ class Inspection:
                 f"{self.source}: no column looks like a label; name what is to be predicted (--label NAME, or "
                 f"labels=[...]), or write a schema. Columns with two values: {listed(two)}"
             )
+        for column in self.columns:
+            if column.unclear:
+                raise InputError(
+                    f"{self.source}: the label {column.name!r}: {column.why}. Write a schema to say so: gdod data "
+                    f"inspect ... --label {column.name} --out schema.yaml"
+                )
         return TableSchema(
             columns={column.name: {"type": column.type, **column.options} for column in self.columns},
             file=self.format,
@@ -192,10 +223,25 @@ class _Column:
         return self._counts.merged().sort(["count", "value"], descending=[True, False])
 
     @cached_property
+    def written(self) -> WrittenNumbers | None:
+        """The numbers among the values, if it is a column of numbers."""
+        return None if self.lists or self.counts.is_empty() else written_numbers(self.counts, _FEW)
+
+    @property
     def numbers(self) -> pl.Series | None:
-        """The values as numbers, if all of them are."""
-        numbers = self.counts["value"].cast(pl.Float64, strict=False)
-        return None if self.lists or self.counts.is_empty() or numbers.null_count() else numbers
+        """The different numbers, if it is a column of numbers."""
+        return None if self.written is None else self.written.known
+
+    @cached_property
+    def two(self) -> pl.DataFrame:
+        """`counts` without values that hardly occur, if two are left that make a binary label; else all."""
+        rows = int(self.counts["count"].sum())
+        most = max(1, int(_ODD_LABELS * rows))
+        if rows - int(self.counts["count"][:_SPELLINGS].sum()) > most:
+            return self.counts
+        usual = self.counts.filter(pl.col("count") > most)
+        odd = rows - int(usual["count"].sum())
+        return usual if odd <= most and positive_values(usual["value"]) else self.counts
 
     @property
     def values(self) -> int:
@@ -203,8 +249,35 @@ class _Column:
         return len(self.counts)
 
     @property
+    def positive(self) -> tuple[str, ...]:
+        """What counts as 1, if the values are two words, in any spelling, and it is plain."""
+        return positive_values(self.two["value"])
+
+    @property
     def binary(self) -> bool:
-        return set(self.counts["value"].str.to_lowercase()) in ({"0", "1"}, {"true", "false"})
+        """Whether the values are 0 and 1, or true and false: then a schema need not say which counts as 1."""
+        return set(self.two["value"].str.to_lowercase()) in ({"0", "1"}, {"true", "false"})
+
+    @property
+    def odd_label(self) -> str:
+        """What does not fit a binary label, and in how many rows."""
+        odd = self.counts.join(self.two, on="value", how="anti", maintain_order="left")
+        if odd.is_empty():
+            return ""
+        rows, refused = int(odd["count"].sum()), "refused" if self.binary else "taken as 0"
+        return f"{odd['value'][0]!r} does not fit, in {rows:,} row{'s' * (rows != 1)}: {refused}"
+
+    @property
+    def a_time(self) -> bool:
+        """Whether the values are times; of numbers and odd spellings, the column's name must say so, too."""
+        first = self.counts["value"][:50]
+        if self.temporal or first.str.contains(_DATE.pattern).all():
+            return True
+        if not _TIME.search(self.name.lower()):
+            return False
+        if self.numbers is not None:
+            return bool((self.numbers >= _EARLIEST).all())
+        return first.str.contains(_CLOCK.pattern).all()
 
     @property
     def all_differ(self) -> bool:
@@ -217,16 +290,18 @@ class _Column:
             raise InputError(f"the label {self.name!r} {self.unusable}")
         unusable: Guess | None = ("ignore", {}, self.unusable) if self.unusable else None
         type, options, why = unusable or _label_type(self, labels) or _feature_type(self)
-        values, numbers = self.counts["value"], self.numbers
+        values = self.counts["value"]
+        numbers = None if self.written is None else self.written.finite
+        known = numbers is not None and not numbers.is_empty()
         return ColumnReport(
             self.name,
             type,
             options,
             self.values if type != "sequence" or self.lists else _members(values, options["separator"]),
             self.missing,
-            None if numbers is None else float(numbers.min()),  # type: ignore[arg-type]
-            None if numbers is None else float(numbers.max()),  # type: ignore[arg-type]
-            _rate(self.counts, options) if type == "label" and options["kind"] == "binary" else None,
+            float(numbers.min()) if known else None,  # type: ignore[arg-type, union-attr]
+            float(numbers.max()) if known else None,  # type: ignore[arg-type, union-attr]
+            _rate(self.counts, self.positive) if type == "label" and options["kind"] == "binary" else None,
             tuple(values[:3].to_list()),
             why,
         )
@@ -237,16 +312,19 @@ Guess = tuple[str, dict[str, Any], str]
 
 def _label_type(column: _Column, labels: tuple[str, ...]) -> Guess | None:
     if column.name not in labels:
-        if not column.binary or not _LABEL.search(column.name.lower()):
+        if not column.positive or not _LABEL.search(column.name.lower()):
             return None
         if labels:
             return "ignore", {}, "looks like another label: as a feature it may give the answer away"
-        return "label", {"kind": "binary"}, ""
     if column.binary:
-        return "label", {"kind": "binary"}, ""
-    if column.values == 2:
-        return "label", {"kind": "binary", "positive": [column.counts["value"][1]]}, ""
-    if column.numbers is not None and (column.values > _FEW or bool((column.numbers != column.numbers.floor()).any())):
+        return "label", {"kind": "binary"}, column.odd_label
+    if column.positive:
+        return "label", {"kind": "binary", "positive": list(column.positive)}, column.odd_label
+    fractions = column.numbers is not None and bool((column.numbers != column.numbers.floor()).any())
+    if column.values == 2 and not fractions:
+        one, other = (_flow([value]) for value in column.counts["value"])
+        return "label", {"kind": "binary"}, f"which value counts as 1 has to be said, `positive: {one}` or {other}"
+    if fractions or (column.numbers is not None and column.values > _FEW):
         return "label", {"kind": "regression"}, ""
     if column.values > ENOUGH:
         raise InputError(
@@ -262,16 +340,12 @@ def _feature_type(column: _Column) -> Guess:
         return "sequence", {}, ""
     if column.values < 2:
         return "ignore", {}, "says nothing: it never changes"
-    if (
-        column.temporal
-        or _TIME.search(column.name.lower())
-        or column.counts["value"][:50].str.contains(_DATE.pattern).all()
-    ):
+    if column.a_time:
         # Not by its name alone: numbers may count from anywhere, and a span is no moment.
-        read = moments(column.counts["value"][:50], ()).null_count() == 0 and column.numbers is None
+        read = column.written is None and moments(column.counts["value"][:50], ()).null_count() == 0
         return ("time", {}, "") if read else ("ignore", {}, "a time: of use to split by")
-    if column.numbers is not None:
-        return _number_type(column, column.numbers)
+    if column.written is not None:
+        return _number_type(column, column.written)
     if separator := _separator(column):
         return "sequence", {"separator": separator}, ""
     if column.all_differ:
@@ -279,14 +353,19 @@ def _feature_type(column: _Column) -> Guess:
     return "categorical", {}, ""
 
 
-def _number_type(column: _Column, numbers: pl.Series) -> Guess:
+def _number_type(column: _Column, written: WrittenNumbers) -> Guess:
+    numbers = written.known
     if _WEIGHT.search(column.name.lower()) and bool((numbers >= 0).all()):
-        return "weight", {}, ""
+        return "weight", {}, written.note
     if bool((numbers != numbers.floor()).any()):
-        return "numeric", {}, ""
+        return "numeric", written.options, written.note
     if _NAMES.search(column.name) or _NAMES.search(column.name.lower()):
         return ("ignore", {}, "nearly every row has another value") if column.all_differ else ("categorical", {}, "")
-    return ("categorical", {}, "") if column.values <= _FEW else ("numeric", {}, "")
+    if column.values <= _FEW:
+        return "categorical", {}, ""
+    often = int(column.counts["count"].sum()) >= _OFTEN * column.values
+    hint = "whole numbers: if they are names of things, write categorical" if often and not written.form else ""
+    return "numeric", written.options, written.note or hint
 
 
 def _separator(column: _Column) -> str | None:
@@ -310,14 +389,16 @@ def _members(values: pl.Series, separator: str) -> int:
     return values.str.split(separator).explode(empty_as_null=True, keep_nulls=True).n_unique()
 
 
-def _rate(counts: pl.DataFrame, options: dict[str, Any]) -> float:
-    positive = options.get("positive") or ["1", "true", "True", "TRUE"]
-    return int(counts.filter(pl.col("value").is_in(positive))["count"].sum()) / int(counts["count"].sum())
+def _rate(counts: pl.DataFrame, positive: tuple[str, ...]) -> float | None:
+    if not positive:
+        return None
+    return int(counts.filter(pl.col("value").is_in(list(positive)))["count"].sum()) / int(counts["count"].sum())
 
 
 def _entry(column: ColumnReport) -> str:
-    name = _flow(column.name)
-    return f"{name}: {_flow({'type': column.type, **column.options}) if column.options else column.type}"
+    name, kind = _flow(column.name), _flow({"type": column.type, **column.options}) if column.options else column.type
+    # YAML takes longer names for no names unless they are marked.
+    return f"{name}: {kind}" if len(name) < _LONGEST_NAME else f"? {name}\n  : {kind}"
 
 
 def _flow(value: object) -> str:

@@ -1,6 +1,8 @@
 """Load training data from a table or a data set with a name: prepared once, then taken from the cache."""
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -9,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gdod._checks import listed
 from gdod._files import read_json
 from gdod.data.dataset import Dataset
 from gdod.data.inspection import inspect
@@ -26,7 +29,7 @@ from gdod.data.tables.files import base_folder, find_files
 from gdod.data.tables.frames import polars
 from gdod.data.tables.raw_table import file_table, frame_table
 from gdod.data.tables.read import columns_of
-from gdod.data.tables.table_schema import TableSchema
+from gdod.data.tables.table_schema import NumericColumn, TableSchema
 from gdod.errors import InputError
 
 # Larger parts are read from disk while they are used.
@@ -115,6 +118,8 @@ def prepare(
     target = root / "prepared" / request.fingerprint
     if not is_whole(target):
         build_folder(target, lambda work: _build(work, request))
+    with suppress(OSError):  # a cache that can only be read; `gdod data clean` goes by this time
+        os.utime(target / "about.json")
     return target
 
 
@@ -134,8 +139,23 @@ def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
         test=test,
         fingerprint=about["fingerprint"],
         encoder=encoder,
-        notes=tuple(about["notes"]),
+        notes=(*about["notes"], *_reading_notes(encoder.table_schema)),
     )
+
+
+def _reading_notes(schema: TableSchema) -> list[str]:
+    """Return a sentence for each label of words, on which of them counts as 1, and for texts that mean "no number"."""
+    labels = [
+        f"the label {name!r} is 1 where it is {' or '.join(map(repr, label.positive))}, and 0 for other values"
+        for name, label in schema.labels.items()
+        if label.positive is not None
+    ]
+    numbers: dict[str, NumericColumn] = schema.of(NumericColumn)
+    return labels + [
+        f"column {name!r} counts as missing where it is {listed(column.missing)}"
+        for name, column in numbers.items()
+        if column.missing
+    ]
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -189,13 +209,33 @@ def _named(
     return _Request(source.name, _fingerprint(values, schema, features), features, read)
 
 
-def _files(
+def find_schema(
     source: str | Path,
-    schema: TableSchema | None,
-    labels: tuple[str, ...],
-    cache: Path,
-    features: FeatureOptions | None,
-) -> _Request:
+    *,
+    schema: str | Path | TableSchema | None = None,
+    labels: Iterable[str] = (),
+    folder: str | Path | None = None,
+    options: Mapping[str, object] | None = None,
+) -> TableSchema:
+    """Return the schema by which `load` would read a source; raise if files or columns that it needs are not there.
+
+    Nothing is prepared. Arguments as for `load`; ``options``: those of a data set with a name.
+    """
+    if schema is not None and not isinstance(schema, TableSchema):
+        schema = TableSchema.read(schema)
+    named = SOURCES.get(source) if isinstance(source, str) else None
+    if named is None:
+        return _located(source, schema, tuple(labels))[1]
+    place, options = None if folder is None else Path(folder), options or {}
+    if not named.is_here(place):
+        named.fingerprint(place, options)  # says which files are missing, and how to get them
+    return schema or named.schema(options)
+
+
+def _located(
+    source: str | Path, schema: TableSchema | None, labels: tuple[str, ...]
+) -> tuple[dict[str, tuple[Path, ...]], TableSchema]:
+    """Return the files of each part of a table, and its schema, all of whose columns they have."""
     files = {"train": _find(source, SOURCES)}
     if schema is None:
         schema = inspect(source, labels=labels).schema()
@@ -221,6 +261,17 @@ def _files(
         raise InputError(f"{source}: no file is left for training; `test` and `validation` take them all")
     for paths in files.values():
         chosen.check_columns(columns_of(paths, chosen.file), str(paths[0]))
+    return files, chosen
+
+
+def _files(
+    source: str | Path,
+    schema: TableSchema | None,
+    labels: tuple[str, ...],
+    cache: Path,
+    features: FeatureOptions | None,
+) -> _Request:
+    files, chosen = _located(source, schema, labels)
 
     def read(scratch: Path) -> RawParts:
         tables = {

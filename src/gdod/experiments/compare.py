@@ -14,7 +14,6 @@ import torch
 
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
-from gdod.experiments.lock import locked
 from gdod.experiments.plan import ComparisonPlan, on_same_data
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
 from gdod.experiments.rivals.inputs import prepare_input
@@ -23,6 +22,7 @@ from gdod.experiments.watch import Watch
 from gdod.report import Study, load_studies, write_report
 from gdod.training.config import Settings, TrainConfig, check_config
 from gdod.training.evaluation import check_monitor
+from gdod.training.lock import locked
 from gdod.training.preflight import differences
 from gdod.training.recipes import TableSize, apply_recipe, as_stored
 from gdod.training.run import Folder, decay_note, versions

@@ -63,6 +63,8 @@ def caption(study: Study) -> str:
     seeds = sorted({len(setting.finished) for setting in study.settings})
     many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     better = "higher" if HIGHER[study.headline[0]] else "lower"
+    if len(study.headlines) > 1:
+        better += f" (of {', '.join(study.headline[1])}; the report has the other kinds of tasks, too)"
     rivals = "\ntime: of training; of a rival, that has one model a task, of all of them" if study.rivals else ""
     return (
         f"{study.name}, {study.part} part, {many} seeds, {better} is better. Mean ± standard deviation;\n"

@@ -27,7 +27,6 @@ from gdod.experiments.compare import (
     sentences_of_all,
     share_cores,
 )
-from gdod.experiments.lock import locked
 from gdod.experiments.plan import Spec, read_seeds, read_spec
 from gdod.experiments.pool import Ended, Job, run_jobs
 from gdod.experiments.recipe_space import own_point, recipe_space
@@ -38,6 +37,7 @@ from gdod.experiments.watch import Watch
 from gdod.report.runs import RIVAL
 from gdod.training.config import Settings, TrainConfig, check_config, inside, merged, nested, read_settings
 from gdod.training.evaluation import monitored_score
+from gdod.training.lock import locked
 from gdod.training.recipes import TableSize, apply_recipe
 from gdod.training.run import Folder
 from gdod.training.seeds import seed_for

@@ -105,6 +105,7 @@ class Worker:
         from gdod.experiments.rivals.config import RivalConfig
         from gdod.experiments.run_config import stored_config
         from gdod.training import Folder, train
+        from gdod.training.checkpoint import keep_weights_only
 
         config, folder = stored_config(order["config"]), Folder(Path(order["folder"]))
         self.ranks.first(lambda: _clear(folder))
@@ -113,7 +114,7 @@ class Worker:
         dataset = self._load(config)
         if not order["test"]:
             dataset = replace(dataset, test=Nothing())
-        return train(
+        result = train(
             config,
             folder.path,
             dataset=dataset,
@@ -122,6 +123,9 @@ class Worker:
             command=order.get("command"),
             ranks=self.ranks,
         )
+        # A comparison has many runs, and none that has finished is gone on with.
+        self.ranks.first(lambda: keep_weights_only(folder.last))
+        return result
 
     def _train_rival(self, config: "RivalConfig", folder: "Folder", order: Json, tell: Tell) -> Json:
         """Train a rival on rank 0, with the threads of all ranks."""

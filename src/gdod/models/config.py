@@ -9,6 +9,9 @@ from torch import nn
 from gdod._checks import check_choice, check_number, check_positive, check_whole
 from gdod.errors import InputError
 
+MOST_LEVELS = 100
+"""The most levels that a model may have: it is made level by level, and millions would take hours."""
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky-relu": nn.LeakyReLU,

@@ -27,6 +27,10 @@ def export(model: Model, batch: Batch) -> ExportedProgram:
         program = export(model, batch)
         logits = program.module()(batch.categorical, batch.numeric, batch.sequences)
 
+    The result of the program has the tasks' names. ONNX knows no such results, so give its outputs the names yourself:
+
+        torch.onnx.export(program, output_names=[task.name for task in model.tasks])
+
     Args:
         model: a trained model. It is in the same mode after the call as before.
         batch: any examples, at least 2.

@@ -37,7 +37,7 @@ class Features(nn.Module):
         sizes = torch.tensor([field.cardinality + 1 for field in schema.categorical]).long()  # [F]
         self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
         self.register_buffer("largest", sizes - 1, persistent=False)
-        rows = int(sizes.sum())
+        rows = sum(field.cardinality + 1 for field in schema.categorical)
         self.table = nn.Embedding(rows, dim, sparse=sparse) if rows else None
         # Lookups and a mean of their own: torch.export fixes the batch size of an nn.EmbeddingBag.
         self.lists = nn.ModuleList(

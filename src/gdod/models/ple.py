@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gdod._checks import check_positive
+from gdod._checks import check_number, check_positive
 from gdod.errors import InputError
-from gdod.models.config import Config
+from gdod.models.config import MOST_LEVELS, Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Gate, Tower, mix
 from gdod.models.model import Model
@@ -33,6 +33,7 @@ class PLEConfig(Config):
         super().__post_init__()
         for name in ("levels", "experts", "task_experts"):
             check_positive(name, getattr(self, name))
+        check_number("levels", self.levels, at_most=MOST_LEVELS)
         self._sizes("expert", at_least=1)
 
     def shared_experts(self, tasks: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gdod._checks import check_choice, check_number, check_positive
-from gdod.models.config import Config
+from gdod.models.config import MOST_LEVELS, Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, Tower, activation
 from gdod.models.model import Model
@@ -47,6 +47,7 @@ class SNRConfig(Config):
         super().__post_init__()
         for name in ("levels", "subnetworks", "width"):
             check_positive(name, getattr(self, name))
+        check_number("levels", self.levels, at_most=MOST_LEVELS)
         check_choice("sampling", self.sampling, ("batch", "example"))
         check_number("l0", self.l0, at_least=0)
         check_number("open", self.open, above=0, below=1)

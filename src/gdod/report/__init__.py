@@ -13,7 +13,7 @@ from gdod.report.page import page
 from gdod.report.result_tables import result_tables, run_table, to_csv, to_markdown
 from gdod.report.runs import Collection, RunRecord, collect, read_run
 from gdod.report.study import Setting, Study, of_method, studies
-from gdod.report.tables import Cell, Column, TextTable
+from gdod.report.tables import Cell, Column, TextTable, heading
 
 
 def write_report(
@@ -65,7 +65,7 @@ def markdown_tables(studies: Sequence[Study]) -> str:
     """Return all tables of the studies in Markdown."""
     parts = []
     for study in studies:
-        parts += [f"## {study.name}\n", to_markdown([*result_tables(study), run_table(study)])]
+        parts += [f"## {heading(study.name)}\n", to_markdown([*result_tables(study), run_table(study)])]
     return "\n".join(parts)
 
 

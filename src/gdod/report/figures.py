@@ -63,11 +63,11 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
     chapters = []
     for metric in TITLES:
         tasks: list[str | None] = [*study.tasks_with(metric)]
-        if metric == study.headline[0] and len(study.headline[1]) > 1:
+        if len(study.headlines.get(metric, ())) > 1:
             tasks.insert(0, None)
         figures = [
             _figure(
-                study.headline_title if task is None else task,
+                study.title_of(metric) if task is None else task,
                 _curves(settings, partial(_evaluated, study=study, metric=metric, task=task)),
                 TITLES[metric],
                 trim_low=0.15 if HIGHER[metric] else 0,
@@ -146,7 +146,7 @@ def _there(figures: Iterable[Figure | None]) -> tuple[Figure, ...]:
 
 
 def _evaluated(run: RunRecord, study: Study, metric: str, task: str | None) -> list[Point]:
-    tasks = study.headline[1] if task is None else (task,)
+    tasks = study.headlines[metric] if task is None else (task,)
     points = []
     for record in run.evaluations:
         if record.get("part", "validation") != "validation":

@@ -180,17 +180,8 @@ _SWITCH = (
 
 
 def _cards(study: Study) -> str:
-    metric, _ = study.headline
-    compared = study.compare(metric)[None]
-    known = [(one, s) for one, s in zip(compared, study.settings, strict=True) if one.summary.mean is not None]
-    cards = []
-    if known:
-        best, setting = (max if HIGHER[metric] else min)(known, key=lambda item: item[0].summary.mean or 0.0)
-        where = f" in {setting.model}" if len(study.models) > 1 else ""
-        seeds = _counted(best.summary.n, "seed")
-        word = "Highest" if HIGHER[metric] else "Lowest"
-        value = with_spread(best.summary.mean, best.summary.sd)
-        cards.append(_card(f"{word} {study.headline_title} ({study.part})", value, f"{setting.method}{where}, {seeds}"))
+    cards = [card for metric in study.headlines if (card := _best_card(study, metric))]
+    if cards:
         cards.append(_against(study))
     if conflict := _conflict_card(study):
         cards.append(conflict)
@@ -201,6 +192,20 @@ def _cards(study: Study) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
+def _best_card(study: Study, metric: str) -> str | None:
+    """Return a card: the best figure of a headline, and whose it is."""
+    compared = study.compare(metric)[None]
+    known = [(one, s) for one, s in zip(compared, study.settings, strict=True) if one.summary.mean is not None]
+    if not known:
+        return None
+    best, setting = (max if HIGHER[metric] else min)(known, key=lambda item: item[0].summary.mean or 0.0)
+    where = f" in {setting.model}" if len(study.models) > 1 else ""
+    seeds = _counted(best.summary.n, "seed")
+    word = "Highest" if HIGHER[metric] else "Lowest"
+    value = with_spread(best.summary.mean, best.summary.sd)
+    return _card(f"{word} {study.title_of(metric)} ({study.part})", value, f"{setting.method}{where}, {seeds}")
+
+
 def _card(title: str, big: str, text: str) -> str:
     return f'<div class="card"><h3>{escape(title)}</h3><div class="big">{escape(big)}</div><p>{escape(text)}</p></div>'
 
@@ -209,7 +214,8 @@ def _against(study: Study) -> str:
     """Return a card: how many settings differ from the baseline, and in which direction."""
     metric, _ = study.headline
     tested = [one for one in study.compare(metric)[None] if one.p_holm is not None]
-    title = f"Differ from {study.baseline}, p < 0.05"
+    by = f" in {study.headline_title}" if len(study.headlines) > 1 else ""
+    title = f"Differ from {study.baseline}{by}, p < 0.05"
     if not tested:
         return _card(title, "not tested", "a paired test needs two common seeds at least")
     clear = [one.difference.mean or 0.0 for one in tested if (one.p_holm or 0) < 0.05 and one.difference]

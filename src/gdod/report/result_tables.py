@@ -19,8 +19,9 @@ def result_tables(study: Study) -> list[TextTable]:
 
 def overview(study: Study) -> TextTable:
     """Return one row for each model and method: the headline metric, its difference from the baseline, ranks, time."""
-    metric, tasks = study.headline
+    metric, _ = study.headline
     compared = study.compare(metric)[None]
+    others = {other: study.compare(other)[None] for other in study.headlines if other != metric}
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
     best = _best([one.summary.mean for one in compared], HIGHER[metric])
     reach = _reach(compared)
@@ -31,6 +32,7 @@ def overview(study: Study) -> TextTable:
         Column(f"difference from {study.baseline}", "mean over common seeds, with its 95 % interval"),
         Column("worse better" if HIGHER[metric] else "better worse", "interval", drawn=True),
         Column("p", "paired t-test, corrected for the number of comparisons (Holm)"),
+        *(Column(study.title_of(other), _better(other)) for other in others),
         Column("average rank", "mean place over tasks and seeds; 1 is best"),
     ]
     if any(gains):
@@ -54,6 +56,7 @@ def overview(study: Study) -> TextTable:
             _difference_cell(one, setting, study),
             _interval_cell(one, reach),
             Cell(p_value(one.p_holm), one.p_holm),
+            *_other_cells(others, place),
             Cell(number(ranks[place], 2), ranks[place]),
         ]
         if any(gains):
@@ -67,11 +70,33 @@ def overview(study: Study) -> TextTable:
             row.append(Cell(size(sizes[place].mean), sizes[place].mean))
         row.append(Cell(str(one.summary.n), one.summary.n))
         rows.append(row)
-    over = f"the mean over {', '.join(tasks)}" if len(tasks) > 1 else f"the figure of {', '.join(tasks)}"
-    caption = f"{title[:1].upper()}{title[1:]} is {over}, on the {study.part} part."
+    caption = " ".join(_over(study, headline) for headline in study.headlines)
+    if study.unequal:
+        caption += f" Not all runs are alike but for model and method: they differ in {', '.join(study.unequal)}."
     if study.rivals:
         caption += f" Rivals are boosted trees on the same rows. {' '.join(f'{one}.' for one in rival_settings(study))}"
     return TextTable(columns, rows, "Overview", caption, "overview")
+
+
+def _over(study: Study, metric: str) -> str:
+    """Return a sentence on what the figure of a headline is."""
+    title, tasks = study.title_of(metric), study.headlines[metric]
+    over = f"the mean over {', '.join(tasks)}" if len(tasks) > 1 else f"the figure of {', '.join(tasks)}"
+    return f"{title[:1].upper()}{title[1:]} is {over}, on the {study.part} part."
+
+
+def _better(metric: str) -> str:
+    return f"{'higher' if HIGHER[metric] else 'lower'} is better; the difference from the baseline below it"
+
+
+def _other_cells(others: dict[str, list[Comparison]], place: int) -> list[Cell]:
+    """Return the cells of further kinds of tasks in a row of the overview."""
+    cells = []
+    for metric, compared in others.items():
+        one, best = compared[place], _best([each.summary.mean for each in compared], HIGHER[metric])
+        text = with_spread(one.summary.mean, one.summary.sd)
+        cells.append(Cell(text, one.summary.mean, _difference_text(one), place in best))
+    return cells
 
 
 def rival_settings(study: Study) -> list[str]:
@@ -147,8 +172,9 @@ _FIGURES = (
 
 
 def _figures(study: Study) -> Iterator[list[Value]]:
-    headline = study.headline[0]
-    groups = [("mean", headline, study.compare(headline)[None])] if len(study.headline[1]) > 1 else []
+    groups = [
+        ("mean", metric, study.compare(metric)[None]) for metric, tasks in study.headlines.items() if len(tasks) > 1
+    ]
     for metric in TITLES:
         by_task = study.compare(metric, study.tasks_with(metric))
         groups += [(task, metric, compared) for task, compared in by_task.items() if task]

@@ -139,6 +139,8 @@ def read_run(path: Path) -> RunRecord:
     skipped += len(lines) - len(records)
     if skipped:
         notes.append(f"metrics.jsonl: {skipped} unreadable line{'s' if skipped > 1 else ''} left out")
+    lost = (files["about"] or {}).get("lost")
+    notes += [str(said) for said in lost] if isinstance(lost, list) else []
     status, reason = _status(path, files["result"], files["error"], notes)
     return RunRecord(
         path=path,

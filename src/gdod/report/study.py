@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,16 +113,29 @@ class Study:
         results = [run.result for setting in self.settings for run in setting.finished.values()]
         return "test" if results and all(part(result or {}, "test") for result in results) else "validation"
 
+    @cached_property
+    def headlines(self) -> dict[str, tuple[str, ...]]:
+        """The metrics that are averaged over tasks, one for each kind of task, and these tasks."""
+        kinds = dict.fromkeys(kind for _, kind in self.tasks if kind in MAIN) or ("binary",)
+        return {MAIN[kind]: tuple(name for name, other in self.tasks if other == kind) for kind in kinds}
+
     @property
     def headline(self) -> tuple[str, tuple[str, ...]]:
         """The metric averaged over tasks, and these tasks: those of the first task's kind."""
-        kind = self.tasks[0][1] if self.tasks else "binary"
-        return MAIN.get(kind, "auc"), tuple(name for name, other in self.tasks if other == kind)
+        return next(iter(self.headlines.items()))
 
     @property
     def headline_title(self) -> str:
-        metric, tasks = self.headline
-        return f"mean {TITLES[metric]}" if len(tasks) > 1 else TITLES[metric]
+        return self.title_of(self.headline[0])
+
+    def title_of(self, metric: str) -> str:
+        """Return the name of a headline's figure, such as "mean AUC"."""
+        return f"mean {TITLES[metric]}" if len(self.headlines[metric]) > 1 else TITLES[metric]
+
+    @cached_property
+    def unequal(self) -> tuple[str, ...]:
+        """The settings, besides model and method, in which not all runs are alike, by their paths."""
+        return tuple(name for name in _differing([_conditions(setting) for setting in self.settings]))
 
     def tasks_with(self, metric: str) -> tuple[str, ...]:
         return tuple(name for name, kind in self.tasks if metric in METRICS.get(kind, ()))
@@ -134,21 +148,23 @@ class Study:
         """Return a metric of a run: of one task, or the headline's mean over tasks if none is named."""
         if task is not None:
             return as_number(part(part(part(run.result or {}, self.part), "tasks"), task).get(metric))
-        values = [self.value(run, metric, name) for name in self.headline[1]]
+        values = [self.value(run, metric, name) for name in self.headlines[metric]]
         known = [value for value in values if value is not None]
         # A mean over fewer tasks than the others have would not be comparable.
-        return math.fsum(known) / len(known) if known and len(known) == len(self._headline_known) else None
+        return math.fsum(known) / len(known) if known and len(known) == len(self._headline_known[metric]) else None
 
     @cached_property
-    def _headline_known(self) -> set[str]:
-        """The headline's tasks that have a figure in any run (a part may hold one class only)."""
-        metric, tasks = self.headline
+    def _headline_known(self) -> dict[str, set[str]]:
+        """The tasks of each headline that have a figure in any run (a part may hold one class only)."""
         return {
-            task
-            for task in tasks
-            for setting in self.settings
-            for value in self.values(setting, metric, task).values()
-            if value is not None
+            metric: {
+                task
+                for task in tasks
+                for setting in self.settings
+                for value in self.values(setting, metric, task).values()
+                if value is not None
+            }
+            for metric, tasks in self.headlines.items()
         }
 
     def base_of(self, setting: Setting) -> Setting | None:
@@ -449,9 +465,10 @@ def _model_labels(runs: Sequence[RunRecord]) -> dict[RunRecord, str]:
 
 
 def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
-    """Return the method, with its options and the settings in which it differs from others of its name and model."""
+    """Return the method, with its options, the settings in which it differs from others of its name and model, and
+    those of which most others in the table have another value."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
-    own = _own(configs[key], twins)
+    own = {*_own(configs[key], twins), *_unusual(configs[key], list(configs.values()))}
     names = [name for name in configs[key] if name in own or name.startswith("method.options.")]
     # A method without options is called by its name alone.
     names = [name for name in names if name != "method.options"]
@@ -459,6 +476,30 @@ def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
         return key[1]
     shown = ", ".join(f"{name.removeprefix('method.options.')}={configs[key][name]}" for name in names[:3])
     return f"{key[1]} ({shown}{', …' if len(names) > 3 else ''})"
+
+
+def _unusual(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings, besides those of model and method, that are not as most configurations have them."""
+    others = [name for name in config if not name.startswith(("model.", "method."))]
+    usual = _differing([{name: other[name] for name in others if name in other} for other in configs])
+    return [name for name in others if name in usual and _text(config[name]) != usual[name]]
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return the settings in which configurations that have them differ, each with the value that most have, as text.
+
+    It is None if two values are as common.
+    """
+    found: dict[str, Counter[str]] = {}
+    for config in configs:
+        for name, value in config.items():
+            found.setdefault(name, Counter())[_text(value)] += 1
+    usual: dict[str, str | None] = {}
+    for name, values in found.items():
+        if len(values) > 1:
+            (first, most), (_, second), *_ = values.most_common(2)
+            usual[name] = first if most > second else None
+    return usual
 
 
 def _own(settings: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> list[str]:

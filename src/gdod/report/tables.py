@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
+from gdod._checks import visible
 from gdod.report import svg
 
 if TYPE_CHECKING:
@@ -88,18 +89,18 @@ def as_terminal(table: TextTable, frame: Literal["box", "rule", "none"] = "rule"
     boxes = {"box": HEAVY_HEAD, "rule": SIMPLE_HEAD, "none": None}
     right = {"box": 1, "rule": 1, "none": 2}[frame]
     padding = (0, right, 0, 1 if frame == "box" else 0)
-    shown = Table(title=table.title and Text(table.title), box=boxes[frame], padding=padding)
+    shown = Table(title=table.title and Text(visible(table.title)), box=boxes[frame], padding=padding)
     if frame == "rule":
         shown.title_justify, shown.title_style = "left", ""
     for column in table.columns:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.whole or column.numeric else "fold"
-        shown.add_column(Text(column.title), justify=justify, no_wrap=column.whole, overflow=overflow)
+        shown.add_column(Text(visible(column.title)), justify=justify, no_wrap=column.whole, overflow=overflow)
     for number, row in enumerate(table.rows):
         if number in table.sections:
             shown.add_section()
         bold = "bold" if len(row) == 1 < len(table.columns) else ""
-        shown.add_row(*(Text(cell.text, style=bold) for cell in row))
+        shown.add_row(*(Text(visible(cell.text), style=bold) for cell in row))
     return shown
 
 
@@ -107,7 +108,7 @@ def as_markdown(table: TextTable, *, escaped: bool = True) -> str:
     """Return the table in Markdown, below its title and caption; not ``escaped``: its texts are Markdown themselves."""
     plain = _no_markup if escaped else str
     kept = [place for place, column in enumerate(table.columns) if not column.drawn]
-    lines = [f"### {table.title}", ""] if table.title else []
+    lines = [f"### {heading(table.title) if escaped else table.title}", ""] if table.title else []
     lines += [plain(table.caption), ""] if table.caption else []
     lines.append(_line(plain(table.columns[place].title) for place in kept))
     lines.append(_line("---:" if table.columns[place].numeric else "---" for place in kept))
@@ -150,6 +151,11 @@ def _no_markup(text: str) -> str:
     for sign in "\\`*_|<>":
         text = text.replace(sign, f"\\{sign}")
     return text
+
+
+def heading(text: str) -> str:
+    """Return text for a heading in Markdown, which holds no link either."""
+    return _no_markup(text).replace("[", "\\[")
 
 
 def _no_formula(value: Value) -> Value:

@@ -1,7 +1,10 @@
 """Checkpoint files: dictionaries of tensors and plain values, written whole and read without running code."""
 
+import os
+import struct
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -17,18 +20,63 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint that `save` wrote, as tensors on ``device`` and plain values, never code (``weights_only``)."""
+    """Read a checkpoint that `save` wrote, as tensors on ``device`` and plain values, never code (``weights_only``).
+
+    Its checksums are verified first, and that nothing in it takes more memory than the file is long.
+    """
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
+        with path.open("rb") as file:
+            problem = _problem(file)
+        content = torch.load(path, map_location=device, weights_only=True) if problem is None else None
     except FileNotFoundError as error:
         raise InputError(f"there is no checkpoint {path}") from error
-    except Exception as error:  # torch raises many kinds for a damaged or a hostile file
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"the checkpoint {path} cannot be read safely: {reason[0]}") from error
+    except MemoryError as error:
+        raise InputError(f"the checkpoint {path} does not fit into memory") from error
+    except OSError as error:
+        raise InputError(f"the checkpoint {path} cannot be read: {error.strerror or error}") from error
+    # torch raises many kinds of errors for a hostile file, and some of them advise to load it all the same.
+    except Exception as error:
+        raise InputError(damaged(path, "it holds something else than numbers and names")) from error
+    if problem is not None:
+        raise InputError(damaged(path, problem))
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise InputError(f"the checkpoint {path} has the format {stored!r}; this version reads {FORMAT}")
     return content
+
+
+def keep_weights_only(path: Path) -> None:
+    """Write a checkpoint anew without what only going on with training needs: the states of optimizer and method."""
+    content = load(path)
+    if "optimizers" in content:
+        save(path, {name: content[name] for name in ("model", "average", "state") if name in content})
+
+
+def _problem(file: BinaryIO) -> str | None:
+    """Return what is wrong with the zip archive that a checkpoint is, or None; it is not unpacked for that.
+
+    Each part of the archive has a checksum (CRC-32), which torch writes and does not verify.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            if any(part.compress_type != zipfile.ZIP_STORED or part.compress_size != part.file_size for part in parts):
+                return "it is packed, which a checkpoint never is"
+            if sum(part.file_size for part in parts) > size or archive.comment:
+                return "its parts are longer than the file"
+            changed = archive.testzip()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error, RuntimeError) as error:
+        return f"it is cut off, or no checkpoint ({error})"
+    return None if changed is None else f"the checksum of its part {changed} is wrong"
+
+
+def damaged(path: Path, problem: str) -> str:
+    """Return what to say of a checkpoint that is not as it was written."""
+    return (
+        f"the checkpoint {path} is damaged or was changed: {problem}. Put a copy in its place, or train again in "
+        "another folder with --out"
+    )
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

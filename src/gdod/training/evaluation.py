@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from gdod.training.metrics import calibration, evaluate
 Metrics = dict[str, Any]
 """{"tasks": {name: {"auc": ..., "log_loss": ...}}, "mean_auc": ...}, as `gdod.training.metrics.evaluate` gives it."""
 _ALONE = Ranks()
+_UNEQUAL = 10.0  # times: losses that are further apart than that are told
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,31 @@ def _gather(own: Predictions, ranks: Ranks) -> Predictions:
         dict(zip(names, gathered, strict=False)),
         dict(zip(names, gathered[len(names) :], strict=False)),
         gathered[-1] if weighted else None,
+    )
+
+
+def unequal_losses(metrics: Metrics, task_weights: Mapping[str, float]) -> str | None:
+    """Return a sentence if the loss of one task is more than ten times that of another, else None.
+
+    Args:
+        metrics: those on the validation part, before the first step.
+        task_weights: by task name; 1 for those left out.
+    """
+    losses = {}
+    for name, values in metrics["tasks"].items():
+        value = values.get("rmse", values.get("log_loss"))
+        if value:
+            losses[name] = task_weights.get(name, 1.0) * (value**2 if "rmse" in values else value)
+    if len(losses) < 2:
+        return None
+    most, least = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+    ratio = losses[most] / losses[least] if losses[least] else inf
+    if ratio <= _UNEQUAL:
+        return None
+    weight = float(f"{task_weights.get(most, 1.0) / ratio:.1g}")
+    return (
+        f"the loss of {most!r} is {ratio:,.0f} times that of {least!r} before training, and may drown it; "
+        f"--task-weight {most}={weight} would make them about equal, and so would larger units of the label"
     )
 
 

@@ -28,7 +28,7 @@ from gdod.ranks import Ranks
 from gdod.training import checkpoint
 from gdod.training.averaging import Average
 from gdod.training.config import TrainConfig
-from gdod.training.evaluation import Metrics, monitored_score, predict_part
+from gdod.training.evaluation import Metrics, monitored_score, predict_part, unequal_losses
 from gdod.training.interruption import Interrupted, NonFiniteError, StopRequest
 from gdod.training.minibatch_losses import minibatch_losses
 from gdod.training.optimizers import Optimizers, lr_factor
@@ -291,6 +291,8 @@ class Trainer:
         state.evaluated = state.step
         best = True
         if "validation" in metrics:
+            if state.step == 0 and (said := unequal_losses(metrics["validation"], self.task_weights or {})) is not None:
+                self.progress.say(said)
             best = self._update_best(metrics["validation"])
             self.progress.evaluated(state.step, metrics["validation"], best)
             metrics["validation"] = {**metrics["validation"], "best": best}

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from gdod._checks import check_choice, nearest
 from gdod._files import read_json
 from gdod.errors import InputError
-from gdod.models import MODELS
+from gdod.models import MODELS, build
 from gdod.models.config import configure
+from gdod.schema import Categorical, Numeric, Schema, Sequence, Task
 from gdod.training.config import DataConfig, TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import check_monitor
@@ -28,6 +29,39 @@ def check(config: TrainConfig) -> None:
         for name in config.task_weights or ():
             check_choice("a task of task_weights", name, tasks)
     find_device(config.device)
+
+
+def rehearse(config: TrainConfig) -> None:
+    """Raise an InputError if the data is not there, lacks a column, or no such model can be made for its tasks.
+
+    Nothing is prepared or trained for that, and the configuration is one that `check` has let pass.
+    """
+    import torch
+
+    from gdod.data.loading import find_schema
+    from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn
+
+    data = absolute_paths(config).data
+    table = find_schema(
+        data.source, schema=data.schema_file, labels=data.labels, folder=data.folder, options=data.options
+    )
+    if not table.labels:
+        raise InputError(f"the schema of {data.source} has no label; give at least one column `type: label`")
+    # How many values a column has shows only when it is read; here one does as well.
+    fields = Schema(
+        [Categorical(name, 1) for name in table.of(CategoricalColumn)],
+        [Numeric(name) for name in table.of(NumericColumn)],
+        [Sequence(name, 1) for name in table.of(SequenceColumn)],
+    )
+    tasks = [
+        Task(name, label.kind, len(label.classes or "01") if label.kind == "multiclass" else None)
+        for name, label in table.labels.items()
+    ]
+    check_monitor(config.stopping.monitor, tasks)
+    for name in config.task_weights or ():
+        check_choice("a task of task_weights", name, table.labels)
+    with torch.device("meta"):  # sizes alone
+        build(config.model.name, fields, tasks, **model_options(config))
 
 
 def _known_tasks(data: DataConfig) -> tuple[str, ...]:
@@ -74,7 +108,7 @@ def check_folder(config: TrainConfig, folder: Folder, resume: bool) -> None:
         raise InputError(f"{folder.path} is a file; expected a folder, or a name for a new one")
     if not folder.is_run:
         # A run that was killed as it began has some of its files, but not this last one of them, and no checkpoint.
-        own = {folder.checkpoints, folder.statistics, folder.encoder, folder.about}
+        own = {folder.checkpoints, folder.statistics, folder.encoder, folder.about, folder.lock}
         there = [one for place in (folder.path, folder.checkpoints) if place.is_dir() for one in place.iterdir()]
         if any(one not in own and one.suffix != ".part" for one in there):
             raise InputError(f"the folder {folder.path} holds other files; choose a new one with --out")

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from gdod._checks import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn, TaskID
+
+
+_SHOWN_TASKS = 4  # in the line of an evaluation; the result has all
 
 
 class Progress(Protocol):
@@ -79,7 +84,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line, above the bars if there are any. Brackets in it are no markup."""
         if self.console is not None:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bars away."""
@@ -112,7 +117,7 @@ class Shown(Display):
         self._update(step)
 
     def evaluated(self, step: int, metrics: dict[str, Any], best: bool) -> None:
-        self.last = _in_short(metrics)
+        self.last = visible(_in_short(metrics))
         if self.bars is None and self.console is not None:
             loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
             self.console.print(
@@ -127,11 +132,14 @@ class Shown(Display):
 
 
 def _in_short(metrics: dict[str, Any]) -> str:
-    if metrics["mean_auc"] is not None:
-        return f"validation AUC {metrics['mean_auc']:.4f}"
+    """Return the mean AUC, if there is one, and the main metric of each task."""
     values = []
     for task, ours in metrics["tasks"].items():
-        name = "rmse" if "rmse" in ours else "log_loss"
-        if ours.get(name) is not None:
-            values.append(f"{task} {name} {ours[name]:.4f}")
-    return "validation " + ", ".join(values) if values else ""
+        name = next((name for name in ("auc", "rmse", "log_loss") if ours.get(name) is not None), None)
+        if name is not None:
+            values.append(f"{task} {'' if name == 'auc' else f'{name} '}{ours[name]:.4f}")
+    more = [f"{len(values) - _SHOWN_TASKS} more"] if len(values) > _SHOWN_TASKS else []
+    tasks = ", ".join([*values[:_SHOWN_TASKS], *more])
+    if metrics["mean_auc"] is None:
+        return f"validation {tasks}" if tasks else ""
+    return f"validation AUC {metrics['mean_auc']:.4f}" + (f" ({tasks})" if len(values) > 1 else "")

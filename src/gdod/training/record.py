@@ -17,11 +17,17 @@ class Record:
 
     Args:
         length: bytes of the file to keep: those of the checkpoint that a run resumes from.
+
+    Attributes:
+        lost: how many of these bytes are no longer there, since somebody cut or removed the file. The lines that are
+            left are kept.
     """
 
     def __init__(self, path: Path, length: int, curves: "Curves | None") -> None:
         path.touch()
-        os.truncate(path, length)
+        kept = length if path.stat().st_size >= length else _whole_lines(path)
+        os.truncate(path, kept)
+        self.lost = length - kept
         self.file = path.open("ab")
         self.curves = curves
 
@@ -40,6 +46,11 @@ class Record:
         self.file.close()
         if self.curves is not None:
             self.curves.close()
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the length of a file without a last line that was cut off."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 class Curves:

@@ -4,10 +4,10 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gdod._files import read_json
+from gdod._files import digest, read_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
-from gdod.training import checkpoint
+from gdod.training import checkpoint, lock
 from gdod.training.config import TrainConfig, check_stored
 from gdod.training.device import find_device
 
@@ -46,6 +46,7 @@ class Folder:
         self.best = self.checkpoints / "best.pt"
         self.result = path / "result.json"
         self.tensorboard = path / "tensorboard"
+        self.lock = path / lock.NAME
 
     @property
     def is_run(self) -> bool:
@@ -54,6 +55,21 @@ class Folder:
     @property
     def is_finished(self) -> bool:
         return self.result.exists()
+
+    def described_files(self) -> dict[str, str]:
+        """Return the checksums of the files that say how tables become ids, by name."""
+        return {path.name: digest(path) for path in (self.encoder, self.statistics) if path.exists()}
+
+    def check_unchanged(self) -> None:
+        """Raise if a file that says how tables become ids is not as the run wrote it; old runs do not tell."""
+        known = read_json(self.about, "a description of the run").get("checksums") if self.about.exists() else None
+        here = self.described_files()
+        for name, value in known.items() if isinstance(known, dict) else ():
+            if name in here and here[name] != value:
+                raise InputError(
+                    f"{self.path / name} is damaged or was changed since the run wrote it; put a copy in its place, or "
+                    "train again in another folder with --out"
+                )
 
     def read_config(self) -> TrainConfig:
         return check_stored(read_json(self.config, "the configuration of a run"))
@@ -168,18 +184,42 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
     if not folder.is_run:
         raise InputError(f"{folder.path} is no run: it has no config.json; expected a folder that gdod train wrote")
     config = folder.read_config()
+    folder.check_unchanged()
     try:
         encoder = Encoder.load(folder.path, "how the run's tables become ids")
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
-    model = build(config.model.name, encoder.model_schema, encoder.tasks, seed=config.seed, **model_options(config))
-    content = checkpoint.load(folder.best if weights == "best" else folder.last)
-    try:
-        model.load_state_dict(content.get("average", content["model"]))  # "last" as it was evaluated, too
-    except (KeyError, RuntimeError) as error:
-        raise InputError(f"the checkpoint in {folder.path} does not fit its configuration: {error}") from error
-    step = content["step"] if "step" in content else content["state"]["step"]
+    path = folder.best if weights == "best" else folder.last
+    content = checkpoint.load(path)
+    state = content.get("average", content.get("model"))  # "last" as it was evaluated, too
+    make = partial(build, config.model.name, encoder.model_schema, encoder.tasks, **model_options(config))
+    with torch.device("meta"):  # sizes alone, which cost nothing however large they are
+        expected = make().state_dict()
+    state = _checked_weights(state, expected, path)
+    model = make(seed=config.seed)
+    model.load_state_dict(state)
+    step = content["step"] if "step" in content else content.get("state", {}).get("step")
     return Run(folder, config, model.to(place).eval(), encoder, step)
+
+
+def _checked_weights(weights: object, expected: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint; raise unless they are finite and of the names and sizes that are expected."""
+    if not isinstance(weights, dict) or any(not isinstance(one, torch.Tensor) for one in weights.values()):
+        raise InputError(checkpoint.damaged(path, "it holds no weights"))
+    sizes, wanted = ({name: tuple(one.shape) for name, one in held.items()} for held in (weights, expected))
+    for name in (*wanted, *sizes):
+        if sizes.get(name) != wanted.get(name):
+            raise InputError(
+                f"the checkpoint {path} does not fit the configuration beside it: the size of {name} is "
+                f"{sizes.get(name, 'missing')}, and by the configuration {wanted.get(name, 'missing')}; put the "
+                "config.json of this run in its place"
+            )
+    if sum(one.nbytes for one in weights.values()) > path.stat().st_size:
+        raise InputError(checkpoint.damaged(path, "its weights are longer than the file"))
+    for name, one in weights.items():
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            raise InputError(checkpoint.damaged(path, f"{name} holds nan or infinity, and so would predictions"))
+    return weights
 
 
 def decay_note(config: TrainConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from gdod.models import build
 from gdod.ranks import Ranks
 from gdod.ranks.processes import current, own_device
 from gdod.training import checkpoint
-from gdod.training.config import TrainConfig
+from gdod.training.config import TrainConfig, is_named
 from gdod.training.device import find_device
 from gdod.training.evaluation import predict_part
+from gdod.training.lock import locked
 from gdod.training.loop import Trainer
 from gdod.training.preflight import absolute_paths, check, check_data, check_folder
 from gdod.training.progress import Progress, Silent
@@ -69,10 +71,31 @@ def train(
     device = ranks.agree(lambda: _checked_device(config, ranks))
     if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
         return result
+    with ExitStack() as held:
+        ranks.first(lambda: _hold(folder, held, progress), wait=True)
+        # Until this one held it, another process may have worked on it.
+        if (result := ranks.first(lambda: _finished(config, folder, resume))) is not None:
+            return result
+        return _train(config, folder, device, dataset, progress, command, ranks)
+
+
+def _train(
+    config: TrainConfig,
+    folder: Folder,
+    device: torch.device,
+    dataset: "Dataset | None",
+    progress: Progress,
+    command: Sequence[str] | None,
+    ranks: Ranks,
+) -> Result:
+    """Train in a folder that this process alone works in, and return the result."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if dataset is None:
         dataset = ranks.in_turns(lambda: load_data(config))
+        if config.data.schema_file is None and not is_named(config.data.source):
+            tasks = ", ".join(f"{task.name} ({task.kind})" for task in dataset.tasks)
+            progress.say(f"data: no schema is given, so these columns are predicted: {tasks}")
     for note in dataset.notes:
         progress.say(f"data: {note}")
     config, chosen = ranks.agree(partial(_with_recipe, config, dataset))
@@ -85,6 +108,20 @@ def train(
         ranks.agree(lambda: trainer.resume(_load(trainer, folder.last)))
     ranks.first(lambda: _describe(trainer, command, chosen))
     return _finish(trainer, _run(trainer))
+
+
+def _hold(folder: Folder, held: ExitStack, progress: Progress) -> None:
+    """Keep other processes out of the folder until ``held`` is closed; then one that nothing came into is removed."""
+    is_new = not folder.path.exists()
+    make_folder(folder.path)
+    if is_new:
+        held.callback(_remove_empty, folder.path)
+    held.enter_context(locked(folder.path, progress.say, remove=True))
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def load_data(config: TrainConfig) -> "Dataset":
@@ -177,7 +214,7 @@ def _describe(trainer: Trainer, command: Sequence[str] | None, chosen: Sequence[
         trainer.dataset.encoder.save(folder.path, indent=2)
         started_with = sys.argv if command is None else command
         description = about(config, trainer.dataset, trainer.model, trainer.device, ranks, started_with, chosen)
-        write_json(folder.about, description)
+        write_json(folder.about, {**description, "checksums": folder.described_files()})
         write_json(folder.config, config.model_dump(mode="json"))  # last: it makes the folder a run
         return
     known = read_json(folder.about, "a description of the run")
@@ -194,6 +231,8 @@ def _run(trainer: Trainer) -> str:
     if trainer.ranks.rank == 0:
         curves = Curves(folder.tensorboard, state.step + 1) if trainer.config.tensorboard else None
         record = Record(folder.metrics, state.recorded, curves)
+        if record.lost:
+            _tell_lost(trainer, record.lost)
     try:
         progress.start(trainer.total, state.step)
         return trainer.run(record)
@@ -206,6 +245,18 @@ def _run(trainer: Trainer) -> str:
 def _model_bytes(folder: Folder) -> int:
     """Return the size of the trained model on disk: the best weights and the target statistics it is given."""
     return sum(path.stat().st_size for path in (folder.best, folder.statistics) if path.exists())
+
+
+def _tell_lost(trainer: Trainer, lost: int) -> None:
+    """Say that records up to the checkpoint are gone, and note it in about.json, where a report finds it."""
+    folder, step = trainer.folder, trainer.state.step
+    said = (
+        f"{folder.metrics.name} was cut or removed: {lost:,} bytes of records up to step {step} are lost. Training "
+        "goes on from its checkpoint, which is whole"
+    )
+    trainer.progress.say(f"{folder.path}: {said}")
+    known = read_json(folder.about, "a description of the run")
+    write_json(folder.about, {**known, "lost": [*known.get("lost", ()), said]})
 
 
 def _finish(trainer: Trainer, stopped: str) -> Result:

@@ -1,6 +1,7 @@
 """Prepared once: what is stored, what makes it anew, and that others can read it."""
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from tests.data.clicks_table import SCHEMA, clicks, schema, write
+from typer.testing import CliRunner
 
 import gdod.data.loading
 from gdod import InputError
+from gdod.cli.data import app
 from gdod.data import SOURCES, RawTables, TableSchema, load, prepare
 
 
@@ -124,6 +127,29 @@ def test_damaged_prepared_data_is_made_again(tmp_path: Path) -> None:
     assert len(load(path, schema=SCHEMA, cache=cache).train) == 432
 
 
+@pytest.mark.parametrize("name", ["train-00000.parquet", "test-00000.parquet", "encoder.json"])
+def test_prepared_data_of_which_a_bit_changed_is_made_again(tmp_path: Path, name: str) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    folder = prepare(path, schema=SCHEMA, cache=cache)
+    whole = (folder / name).read_bytes()
+    for at in (10, len(whole) // 2, len(whole) - 10):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        (folder / name).write_bytes(changed)
+        load(path, schema=SCHEMA, cache=cache)
+        assert (folder / name).read_bytes() == whole
+
+
+def test_prepared_data_of_an_earlier_version_has_no_checksums_and_still_opens(tmp_path: Path) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    folder = prepare(path, schema=SCHEMA, cache=cache)
+    about = json.loads((folder / "about.json").read_text())
+    del about["checksums"]
+    (folder / "about.json").write_text(json.dumps(about))
+    assert len(load(path, schema=SCHEMA, cache=cache).train) == 432
+    assert "checksums" not in (folder / "about.json").read_text()  # it was not made again
+
+
 def test_preparing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     path = write(tmp_path)
     one, other = (prepare(path, schema=SCHEMA, cache=tmp_path / name) for name in ("a", "b"))
@@ -190,3 +216,18 @@ def test_options_are_for_named_data_sets_only(tmp_path: Path) -> None:
         load(write(tmp_path), schema=SCHEMA, cache=tmp_path, rows=3)
     with pytest.raises(InputError, match="mark them there"):
         load(write(tmp_path), schema=SCHEMA, labels=["click"], cache=tmp_path)
+
+
+def test_the_cache_is_cleaned_of_what_was_not_used_for_a_while(tmp_path: Path) -> None:
+    path, cache = write(tmp_path), tmp_path / "c"
+    old, new = (prepare(path, schema=schema({"seed": seed}), cache=cache) for seed in (0, 1))
+    for folder in (old, new):
+        os.utime(folder / "about.json", (0, 0))
+    load(path, schema=schema({"seed": 1}), cache=cache)
+    done = CliRunner().invoke(app, ["clean", "--days", "30", "--cache", str(cache)])
+    assert done.exit_code == 0, done.output
+    assert "1 folder removed" in done.output
+    assert prepared(cache) == [new.name]
+    assert CliRunner().invoke(app, ["clean", "--cache", str(cache)]).exit_code == 0
+    assert prepared(cache) == []
+    assert CliRunner().invoke(app, ["clean", "--cache", str(tmp_path / "none")]).output.startswith("0 folders removed")

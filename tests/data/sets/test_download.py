@@ -157,8 +157,12 @@ def test_a_wrong_checksum_is_refused(server: Server, tmp_path: Path, kind: str) 
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
+    said: list[str] = []
     with pytest.raises(gdod.InputError, match="could not be fetched"):
-        fetch(Download("http://127.0.0.1:9/none", "none"), tmp_path, pause=0)
+        fetch(Download("http://127.0.0.1:9/none", "none"), tmp_path, pause=0, say=said.append)
+    assert len(said) > 1
+    assert "http://127.0.0.1:9/none cannot be reached" in said[0]
+    assert "trying again in 0 s" in said[0]
 
 
 def zipped(**files: bytes) -> bytes:

@@ -129,3 +129,29 @@ def test_an_unknown_column_is_refused_with_the_nearest_name() -> None:
     schema = TableSchema(columns={"age": "numeric", "buy": {"type": "label", "when": "clik"}})
     with pytest.raises(InputError, match=r"no column 'clik' \(did you mean 'click'"):
         schema.check_columns(["age", "buy", "click"], "t.csv")
+
+
+def test_a_numeric_column_is_stored_as_it_was_before_it_had_more_options() -> None:
+    """The fingerprint of prepared data is made of it."""
+    plain = TableSchema(columns={"x": "numeric", "y": "label"}).to_json()["columns"]["x"]
+    assert plain == {"type": "numeric", "scale": "standard"}
+    given = {"type": "numeric", "scale": "log", "decimal": ",", "thousands": ".", "missing": ["?"]}
+    described = TableSchema(columns={"x": given, "y": "label"})
+    assert described.to_json()["columns"]["x"] == given
+    assert TableSchema(**described.to_json()) == described
+    with pytest.raises(InputError, match="they must differ"):
+        TableSchema(columns={"x": {"type": "numeric", "decimal": ",", "thousands": ","}, "y": "label"})
+
+
+def test_words_that_yaml_takes_for_values_are_those_of_the_table(tmp_path: Path) -> None:
+    text = "columns: {a: numeric, b: {type: label, positive: [True]}, c: {type: label, positive: false}}\n"
+    described = read(tmp_path, text + "file: {missing: [null, '?']}")
+    assert described.labels["b"].positive == ("true", "True", "TRUE")
+    assert described.labels["c"].positive == ("false", "False", "FALSE")
+    assert described.file.missing == ("null", "?")
+
+
+def test_what_is_wrong_with_yaml_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not valid YAML") as refused:
+        read(tmp_path, "columns: {a: [numeric\nb: }")
+    assert "\n" not in str(refused.value)

@@ -56,8 +56,9 @@ def _hash(path: Path, cache: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     # A file that changed just now may change again within the resolution of its time of change.
     if time.time() - max(about.st_mtime, about.st_ctime) > 2:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_text(memo, content)
+        with suppress(OSError):  # a cache that can only be read
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            write_text(memo, content)
     return content
 
 
@@ -73,8 +74,8 @@ def build_folder(target: Path, build: Callable[[Path], None]) -> None:
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
     except OSError as error:
         raise InputError(
-            f"prepared data cannot be kept in {target.parent}: {error.strerror}; choose another cache, "
-            "with --cache or in $GDOD_CACHE"
+            f"prepared data cannot be kept in {target.parent}: {error.strerror}; choose another cache with the "
+            "environment variable GDOD_CACHE"
         ) from error
     try:
         build(work)
@@ -97,6 +98,26 @@ def _remove_stale(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def clean(cache: Path, days: float) -> tuple[int, int]:
+    """Remove prepared data that was last used so many days ago, or longer; return how many folders, and their bytes.
+
+    It is made again when it is needed. A folder's time of use is that of its about.json.
+    """
+    removed = size = 0
+    before = time.time() - days * 24 * 3600
+    for folder in sorted((cache / "prepared").glob("*")):
+        about = folder / "about.json"
+        used = about.stat() if about.is_file() else folder.stat()
+        if max(used.st_atime, used.st_mtime) <= before:
+            size += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            shutil.rmtree(folder)
+            removed += 1
+    for memo in (cache / "hashes").glob("*"):
+        if memo.stat().st_mtime <= before:
+            memo.unlink(missing_ok=True)
+    return removed, size
+
+
 class _About(BaseModel):
     """The keys that about.json must have for prepared data to be opened."""
 
@@ -106,12 +127,17 @@ class _About(BaseModel):
     parts: dict[str, dict[str, Any]]
     notes: list[str]
     files: dict[str, int] = Field(min_length=1)
+    checksums: dict[str, str] = {}
+    """Of the files; earlier versions wrote none."""
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether about.json can be understood, and all files are there in the size they were written in."""
+    """Return whether about.json can be understood, and all files are there as they were written."""
     try:
         about = _About.model_validate_json((folder / "about.json").read_bytes())
-        return all((folder / name).stat().st_size == size for name, size in about.files.items())
-    except (OSError, ValueError):  # pydantic's error is a ValueError
+        if any((folder / name).stat().st_size != size for name, size in about.files.items()):
+            return False
+        memos = folder.parent.parent  # the cache, as `prepare` has it
+        return all(_hash(folder / name, memos) == value for name, value in about.checksums.items())
+    except (OSError, ValueError):  # pydantic's error is a ValueError, and so is ours
         return False

@@ -20,9 +20,9 @@ from gdod.data.preparing.stored import examples
 from gdod.data.preparing.target_statistics import IdsByColumn, SequenceIds, Source, by_row, keys_of
 from gdod.data.preparing.time_fields import extended, with_times
 from gdod.data.preparing.vocabulary import Vocabulary
-from gdod.data.tables.columns import label_values, list_texts, padded, weight_values
+from gdod.data.tables.columns import label_values, list_texts, numeric_values, padded, weight_values
 from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn, TableSchema
-from gdod.data.tables.values import Origin, finite_numbers, text
+from gdod.data.tables.values import Origin, text
 from gdod.errors import InputError
 from gdod.schema import Categorical, Numeric, Schema, Sequence, Task
 
@@ -153,7 +153,7 @@ class Encoder:
         column, tokens = self.extended_schema.columns[name], self.table_schema.file.missing
         values = _column(rows.frame, name)
         if isinstance(column, NumericColumn):
-            known = finite_numbers(values, tokens, rows.origin)
+            known = numeric_values(values, column, tokens, rows.origin)
             rows.gaps[name], rows.missing[name] = known.is_null(), known.null_count()
             return pl.Series(name, self.scalings[name].apply(known))
         if isinstance(column, SequenceColumn):
@@ -270,6 +270,5 @@ class _Rows:
 
 
 def _column(frame: pl.DataFrame, name: str) -> pl.Series:
-    if name in frame.columns:
-        return frame[name]
-    return pl.Series(name, [None], dtype=pl.String).new_from_index(0, len(frame))
+    column = frame.get_column(name, default=None)
+    return pl.Series(name, [None], dtype=pl.String).new_from_index(0, len(frame)) if column is None else column

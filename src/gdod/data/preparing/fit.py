@@ -10,10 +10,10 @@ from gdod.data.preparing.scaling import Moments
 from gdod.data.preparing.split import TRAIN, Parts
 from gdod.data.preparing.time_fields import TimeFields, extended, fit_times, with_times
 from gdod.data.preparing.vocabulary import Vocabulary, VocabularyCounts
-from gdod.data.tables.columns import label_values, list_texts, weight_values
+from gdod.data.tables.columns import label_values, list_texts, numeric_values, weight_values
 from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import CategoricalColumn, LabelColumn, NumericColumn, SequenceColumn, TableSchema
-from gdod.data.tables.values import Origin, finite_numbers, text
+from gdod.data.tables.values import Origin, text
 from gdod.errors import InputError
 
 
@@ -63,7 +63,7 @@ class _Fitting:
                 self.counts[name].add(lists.values)
                 self.longest[name] = max(self.longest[name], int(np.bincount(lists.rows).max(initial=0)))
             elif isinstance(column, NumericColumn):
-                known = finite_numbers(frame[name], missing, origin)
+                known = numeric_values(frame[name], column, missing, origin)
                 self.moments[name].add(known)
                 self.gaps[name] += known.null_count()
             elif name in self.values:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gdod._files import digest
 from gdod.data.preparing.bins import fit_bins
 from gdod.data.preparing.cache import VERSION
 from gdod.data.preparing.encoder import Encoded, Encoder
@@ -67,6 +68,7 @@ def prepare_into(
         bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options.bins)
         encoder = replace(encoder, added=replace(encoder.added, bins=bins))  # type: ignore[type-var]
     encoder.save(folder)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     described = {
         "version": VERSION,
         "name": name,
@@ -74,7 +76,8 @@ def prepare_into(
         "rows": {part: about[at].rows for at, part in enumerate(PARTS)},
         "parts": {part: about[at].to_json() for at, part in enumerate(PARTS)},
         "notes": [*raw.notes, *notes, *_notes(encoder, about)],
-        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
+        "files": {path.name: path.stat().st_size for path in files},
+        "checksums": {path.name: digest(path) for path in files},
     }
     (folder / "about.json").write_text(json.dumps(described, indent=1, ensure_ascii=False), "utf-8")
 

@@ -83,7 +83,14 @@ BY_HAND: dict[str, ByHand] = {
 }
 
 
-def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, pause: float = 1.0) -> Path:
+def fetch(
+    wanted: Download,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    pause: float = 1.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> Path:
     """Download the file into the folder, check it, unpack it there, and return its path. A file that is there is kept.
 
     Args:
@@ -91,6 +98,7 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
         folder: made if it is not there.
         progress: called after every piece.
         pause: seconds before the second attempt, doubled before each further one.
+        say: told when there is an attempt to wait for.
     """
     make_folder(folder, "--folder")
     check_writable(folder, "--folder")
@@ -103,7 +111,7 @@ def fetch(wanted: Download, folder: Path, progress: Progress | None = None, *, p
             raise InputError(f"{error}. It was there already; remove it to fetch it again") from error
         _remember(known, folder)
         return path
-    _fetch_part(wanted.url, part, progress or (lambda here, total: None), pause)
+    _fetch_part(wanted.url, part, progress or (lambda here, total: None), pause, say)
     try:
         _accept(wanted, part, folder)
     except InputError as error:
@@ -151,7 +159,7 @@ def _accept(wanted: Download, path: Path, folder: Path) -> None:
         unpack(path, folder, expected=wanted.unpacked)
 
 
-def _fetch_part(url: str, part: Path, progress: Progress, pause: float) -> None:
+def _fetch_part(url: str, part: Path, progress: Progress, pause: float, say: Callable[[str], object]) -> None:
     """Fetch the file; try again as long as more of it comes, and a few times when nothing does."""
     most, failures = _size(part), 0
     while True:
@@ -174,6 +182,7 @@ def _fetch_part(url: str, part: Path, progress: Progress, pause: float) -> None:
                 f"{url} could not be fetched ({problem}); {_size(part):,} bytes are kept in {part}, "
                 "and the same command goes on from there"
             ) from problem
+        say(f"{url} cannot be reached ({problem}); trying again in {pause * 2**failures:g} s")
         time.sleep(pause * 2**failures)
 
 

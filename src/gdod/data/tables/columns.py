@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gdod.data.tables.table_schema import LabelColumn, TableSchema
-from gdod.data.tables.values import Origin, numbers, refuse, text
+from gdod.data.tables.table_schema import LabelColumn, NumericColumn, TableSchema
+from gdod.data.tables.values import Origin, finite_numbers, numbers, refuse, text
 from gdod.errors import InputError
 
 
@@ -41,6 +41,12 @@ def padded(ids: NDArray[np.int32], rows: NDArray[np.int64], size: int, longest: 
     matrix = np.zeros((size, longest), np.int32)
     matrix[rows[kept], places[kept]] = ids[kept]
     return matrix
+
+
+def numeric_values(column: pl.Series, numeric: NumericColumn, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+    """Return a numeric column as float64, null where there is no value or it is not finite."""
+    own = (*missing, *numeric.missing)
+    return finite_numbers(column, own, origin, decimal=numeric.decimal, thousands=numeric.thousands)
 
 
 def label_values(

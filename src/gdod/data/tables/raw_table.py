@@ -8,6 +8,7 @@ from typing import Protocol
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from polars.selectors import by_name
 
 from gdod.data.tables.files import PARQUET, kind
 from gdod.data.tables.frames import arrow, chosen, polars
@@ -114,7 +115,7 @@ def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequenc
     """Return a frame as a table; of a lazy one, a copy of these columns lies at ``path`` while it is used."""
     if isinstance(frame, pl.DataFrame):
         return FrameTable(frame, where)
-    return spool(_lazy_chunks(frame.select(columns), where), path)
+    return spool(_lazy_chunks(frame.select(by_name(*columns)), where), path)
 
 
 def _lazy_chunks(frame: pl.LazyFrame, where: str) -> Iterator[Chunk]:

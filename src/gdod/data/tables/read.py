@@ -1,5 +1,6 @@
 """Read the tables in files, chunk by chunk in bounded memory."""
 
+import codecs
 import csv as python_csv
 import io
 import re
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from gdod._checks import listed
 from gdod.data.tables.files import PARQUET, kind
 from gdod.data.tables.frames import arrow, chosen, polars
+from gdod.data.tables.lines import CountedLines, find_stray_quote
 from gdod.data.tables.table_schema import FileFormat
 from gdod.data.tables.values import Origin
 from gdod.errors import InputError
@@ -103,8 +105,11 @@ def _names(path: Path, format: FileFormat) -> tuple[str, ...]:
             return tuple(pq.read_schema(path).names)
     if format.header is not None:
         return format.header
-    with _explained(path, format), _open(path, format, ()) as reader:
-        return tuple(reader.schema.names)
+    with _explained(path, format), _open(path, format, ()) as (reader, _):
+        names = tuple(reader.schema.names)
+    if any(end in name for name in names for end in "\r\n"):
+        _refuse_stray_quote(path, format)
+    return names
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
@@ -118,12 +123,30 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Chunk]:
 
 def _text(path: Path, format: FileFormat, columns: Sequence[str]) -> Iterator[Chunk]:
     row = 1 if format.header is not None else 2
-    with _explained(path, format), _open(path, format, columns) as reader:
+    with _explained(path, format), _open(path, format, columns) as (reader, lines):
         for batch in reader:
             if not batch.num_rows:
                 continue
             yield Chunk(polars(batch), _TextOrigin(where=path.name, first=row, path=path, format=format))
             row += batch.num_rows
+    if lines.count != row - 1:  # values of several lines, or rows that are taken for a part of one
+        _refuse_stray_quote(path, format)
+
+
+def _refuse_stray_quote(path: Path, format: FileFormat) -> None:
+    """Raise if a quotation mark takes rows for a part of a value; the file is gone through again for that."""
+    if not format.quote:
+        return
+    with _explained(path), _lines(path, format) as lines:
+        stray = find_stray_quote(lines, format.quote, format.escape or None, _separator(path, format))
+    if stray is None:
+        return
+    place = "is never closed" if stray.last is None else f"would close in line {stray.last:,} only"
+    raise InputError(
+        f"{path}, line {stray.line}: the quotation mark {format.quote} that opens a value {place}, so that rows "
+        "between would be lost; remove it or close it, or, if quotation marks are ordinary signs in this file, "
+        'write `file: {quote: ""}` in the schema'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +168,10 @@ def _line(path: Path, format: FileFormat, row: int) -> str:
     again, up to the row: only a message needs it.
     """
     try:
-        with _stream(path) as stream, io.TextIOWrapper(stream, format.encoding, "replace", newline="") as lines:
+        with _lines(path, format) as lines:
             reader = python_csv.reader(
                 lines,
-                delimiter=format.separator or separator(path, format.encoding),
+                delimiter=_separator(path, format),
                 quotechar=format.quote or None,
                 escapechar=format.escape or None,
                 quoting=python_csv.QUOTE_MINIMAL if format.quote else python_csv.QUOTE_NONE,
@@ -164,28 +187,42 @@ def _line(path: Path, format: FileFormat, row: int) -> str:
     return f"row {row - (format.header is None)} (not counting the header and blank lines)"
 
 
+@contextmanager
+def _lines(path: Path, format: FileFormat) -> Iterator[io.TextIOWrapper]:
+    """Open a text file to go through its lines, whose ends are kept as they are."""
+    with _stream(path) as stream, io.TextIOWrapper(stream, format.encoding, "replace", newline="") as lines:
+        yield lines
+
+
 def _stream(path: Path) -> pa.NativeFile:
     """Open a file for reading, unpacked if its ending, in small or capital letters, is that of a compression."""
     return pa.input_stream(str(path), compression=_COMPRESSION.get(path.suffix.lower()))
 
 
-def _open(path: Path, format: FileFormat, columns: Sequence[str]) -> csv.CSVStreamingReader:
+@contextmanager
+def _open(
+    path: Path, format: FileFormat, columns: Sequence[str]
+) -> Iterator[tuple[csv.CSVStreamingReader, CountedLines]]:
+    """Open a text file; when it has been read to its end, the second value knows how many lines it has."""
     # What starts a UTF-16 file: bytes of text they are not, and the parser would not say so.
     with _stream(path) as stream:
         start = stream.read(4)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in format.encoding:
         raise InputError(f"{path} is written in UTF-16; say so in the schema, `file: {{encoding: utf-16}}`")
     names = format.header or columns
-    return csv.open_csv(
-        _stream(path),
+    stream = _stream(path)
+    if codecs.lookup(format.encoding).name != "utf-8":
+        stream = pa.transcoding_input_stream(stream, format.encoding, "utf-8")
+    lines = CountedLines(stream)
+    with csv.open_csv(
+        lines,
         read_options=csv.ReadOptions(
             block_size=_BLOCK_BYTES,
             use_threads=False,
-            encoding=format.encoding,
             column_names=None if format.header is None else list(format.header),
         ),
         parse_options=csv.ParseOptions(
-            delimiter=format.separator or separator(path, format.encoding),
+            delimiter=_separator(path, format),
             quote_char=format.quote or False,
             escape_char=format.escape or False,
             newlines_in_values=True,
@@ -195,15 +232,21 @@ def _open(path: Path, format: FileFormat, columns: Sequence[str]) -> csv.CSVStre
             include_columns=list(columns),
             strings_can_be_null=False,
         ),
-    )
+    ) as reader:
+        yield reader, lines
 
 
-def separator(path: Path, encoding: str) -> str:
-    """Return a tab for .tsv, otherwise the one of comma, semicolon, tab and | that the first line has most."""
+def _separator(path: Path, format: FileFormat) -> str:
+    """Return the format's separator.
+
+    If it has none: a tab for .tsv, otherwise the one of comma, semicolon, tab and | that the first line has most.
+    """
+    if format.separator is not None:
+        return format.separator
     if kind(path) == ".tsv":
         return "\t"
     with _explained(path), _stream(path) as stream:
-        head = stream.read(1 << 16).decode(encoding, errors="replace").split("\n", 1)[0]
+        head = stream.read(1 << 16).decode(format.encoding, errors="replace").split("\n", 1)[0]
     best = max(",;\t|", key=head.count)
     return best if head.count(best) else ","
 
@@ -230,6 +273,8 @@ _ENCODING = "if it is, say, Windows or Latin text, write `file: {encoding: latin
 
 def _reason(path: Path, error: str, format: FileFormat | None) -> str:
     """Return a reader's error in words that say what to do."""
+    if format is not None:
+        _refuse_stray_quote(path, format)
     error = error.splitlines()[0] if error else "unknown error"
     row = _ROW.search(error)
     where = f"{path}, {_line(path, format, int(row.group(1)))}" if row and format else str(path)

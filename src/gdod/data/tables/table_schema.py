@@ -16,7 +16,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gdod._checks import listed, nearest
 from gdod.data.tables.frames import is_pattern
@@ -41,6 +51,8 @@ def _name(value: object) -> object:
 
 def _cell(value: object) -> str:
     """Return a value as `gdod.data.tables.values.text` writes cells, for comparison: "2" for 2.0, without spaces."""
+    if value is None:
+        return "null"  # as YAML has it without quotation marks
     return re.sub(r"^(-?\d+)\.0$", r"\1", _text(value).strip())
 
 
@@ -74,6 +86,27 @@ class NumericColumn(_Strict):
     type: Literal["numeric"] = "numeric"
     scale: Literal["standard", "log", "none"] = "standard"
     """The scaling: "log" takes the logarithm first, for columns with a few very large values; "none" does nothing."""
+    decimal: Literal[".", ","] = "."
+    """The sign before the fraction, in text."""
+    thousands: Literal[",", ".", " ", "'"] | None = None
+    """The sign between groups of three digits, in text; None: there is none."""
+    missing: _Cells = ()
+    """Texts that mean "no value" in this column, besides those of the file."""
+
+    @model_validator(mode="after")
+    def _two_signs(self) -> Self:
+        if self.decimal == self.thousands:
+            raise ValueError(f"`decimal` and `thousands` are both {self.decimal!r}; they must differ")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the values without those that earlier versions did not know, so that fingerprints stay the same."""
+        written: dict[str, Any] = values(self)
+        for name in ("decimal", "thousands", "missing"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
 
 
 class SequenceColumn(_Strict):
@@ -129,6 +162,18 @@ class LabelColumn(_Strict):
     def _several(cls, value: object) -> object:
         """Return one value as a list of one."""
         return value if value is None or isinstance(value, list | tuple) else [value]
+
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _spellings(cls, value: object) -> object:
+        """Return a truth value, as YAML has it without quotation marks, in all its spellings."""
+        if value is None:
+            return value
+        return [
+            word
+            for one in (value if isinstance(value, list | tuple) else [value])
+            for word in ((str(one).lower(), str(one), str(one).upper()) if isinstance(one, bool) else (one,))
+        ]
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -286,7 +331,7 @@ class TableSchema(_Strict):
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raise if a table lacks a column of the schema; the error names the nearest that it has."""
-        present = tuple(present)
+        present = dict.fromkeys(present)
         for name in (*self.columns, *self.needed):
             if name not in present:
                 raise InputError(f"{where} has no column {name!r}{nearest(name, present)}; it has {listed(present)}")

@@ -1,6 +1,8 @@
 """Turn the cells of a table into text and numbers, with null for "no value"."""
 
+import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -54,14 +56,21 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
         return as_text.set(~column.is_finite(), None).rename(column.name)
     if kind.is_nested() or not usable(kind):
         raise InputError(f"column {column.name!r} holds {kind}; expected text or numbers, or type: sequence for lists")
-    values = column.cast(pl.String).str.strip_chars()
-    # Only columns of numbers have such values, so look at the end first: it is much cheaper.
-    if values.str.ends_with(".0").any():
-        values = values.str.replace(r"^(-?\d+)\.0$", "$1")
-    return values.set(values.is_in(list(missing)), None)
+    # Each call of Polars takes a while however few the rows are, and a table may have thousands of columns.
+    written, without = pl.col("value").str.strip_chars(), list(missing)
+    frame = pl.DataFrame({"value": column.cast(pl.String)})
+    values, dotted = frame.select(
+        pl.when(written.is_in(without)).then(None).otherwise(written), written.str.ends_with(".0").any().alias("dotted")
+    ).get_columns()
+    if dotted.any():  # whole numbers as a program wrote them
+        values = frame["value"].str.strip_chars().str.replace(r"^(-?\d+)\.0$", "$1")
+        values = values.set(values.is_in(without), None)
+    return values.rename(column.name)
 
 
-def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+def numbers(
+    column: pl.Series, missing: tuple[str, ...], origin: Origin, *, decimal: str = ".", thousands: str | None = None
+) -> pl.Series:
     """Return values as float64, null where there is none or it is nan; raise for text that is no number."""
     kind = column.dtype
     if kind.is_nested() or kind.is_temporal() or kind in (pl.Binary, pl.Object):
@@ -69,16 +78,44 @@ def numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.S
     if kind == pl.Boolean or kind.is_numeric() or kind == pl.Null:
         values = column.cast(pl.Float64)
     else:
-        written = text(column, missing)
-        values = written.cast(pl.Float64, strict=False)
-        refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
-    return values.fill_nan(None)
+        values = column.cast(pl.String).cast(pl.Float64, strict=False)
+        all_are = values.null_count() == column.null_count() and (decimal, thousands) == (".", None)
+        if not all_are or _hold_numbers(missing):
+            written = text(column, missing)
+            values = plain_numbers(written, decimal=decimal, thousands=thousands)
+            refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
+    return _without(values, np.isnan(values.to_numpy()))
 
 
-def finite_numbers(column: pl.Series, missing: tuple[str, ...], origin: Origin) -> pl.Series:
+def _without(values: pl.Series, wrong: NDArray[np.bool_]) -> pl.Series:
+    """Return numbers with null where they are wrong, which those that are null already may also be."""
+    return values if int(wrong.sum()) <= values.null_count() else values.set(pl.Series(wrong), None)
+
+
+@lru_cache
+def _hold_numbers(texts: tuple[str, ...]) -> bool:
+    """Return whether one of some texts is a finite number, too."""
+    return bool(pl.Series(texts, dtype=pl.String).cast(pl.Float64, strict=False).is_finite().any())
+
+
+def plain_numbers(written: pl.Series, *, decimal: str = ".", thousands: str | None = None) -> pl.Series:
+    """Return text as float64; null for what is no number in this form, such as 1.234,5 or 1,234.5."""
+    if thousands is not None:
+        grouped = rf"^[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({re.escape(decimal)}\d*)?$"
+        without = written.str.replace_all(thousands, "", literal=True)
+        written = pl.select(pl.when(written.str.contains(grouped)).then(without).otherwise(written)).to_series()
+    if decimal != ".":
+        written = written.set(written.str.contains(".", literal=True), None)
+        written = written.str.replace(decimal, ".", literal=True)
+    return written.cast(pl.Float64, strict=False)
+
+
+def finite_numbers(
+    column: pl.Series, missing: tuple[str, ...], origin: Origin, *, decimal: str = ".", thousands: str | None = None
+) -> pl.Series:
     """Return `numbers` with null for infinity, too: as a feature it would drown all other values."""
-    values = numbers(column, missing, origin)
-    return values.set(values.is_infinite(), None)
+    values = numbers(column, missing, origin, decimal=decimal, thousands=thousands)
+    return _without(values, ~np.isfinite(values.to_numpy()))
 
 
 def refuse(wrong: pl.Series, column: pl.Series, origin: Origin, expected: str) -> None:

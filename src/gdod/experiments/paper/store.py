@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from gdod._files import make_folder, read_json, read_json_lines
 from gdod.errors import InputError
 from gdod.experiments.compare import share_cores
-from gdod.experiments.lock import locked
 from gdod.experiments.paper.cases import TUNING_SEED, Case, Scale, config_of, data_settings
 from gdod.experiments.paper.sets import AvailableSet
 from gdod.experiments.plan import Spec
@@ -19,6 +18,7 @@ from gdod.experiments.run_config import check_run
 from gdod.experiments.watch import Watch
 from gdod.methods import METHODS
 from gdod.training.config import check_config
+from gdod.training.lock import locked
 from gdod.training.run import Folder
 from gdod.training.train_run import load_data
 
