@@ -46,10 +46,27 @@ BAR_PCGRAD, BAR_SECOND, BAR_HAND = 1.4, 0.05, 1.05
 ON_BASIS = ("gdod", "weighted-gdod")
 HAND, PLAIN, PCGRAD = "by hand", "sum", "pcgrad"
 WAYS = (PLAIN, HAND, PCGRAD, *ON_BASIS)
-DRUGS = (
-    "Alcohol Amphet Amyl Benzos Caff Cannabis Choc Coke Crack Ecstasy Heroin Ketamine Legalh LSD Meth Mushrooms "
-    "Nicotine Semer VSA"
-).split()
+DRUGS = [
+    "Alcohol",
+    "Amphet",
+    "Amyl",
+    "Benzos",
+    "Caff",
+    "Cannabis",
+    "Choc",
+    "Coke",
+    "Crack",
+    "Ecstasy",
+    "Heroin",
+    "Ketamine",
+    "Legalh",
+    "LSD",
+    "Meth",
+    "Mushrooms",
+    "Nicotine",
+    "Semer",
+    "VSA",
+]
 NO_TASKS = ("Alcohol", "Caff", "Choc", "Crack", "Heroin", "Semer", "VSA")
 
 
@@ -216,9 +233,7 @@ def blocks(case: Case, way: str, folder: Path) -> tuple[Callable[[], float], Wat
         assert isinstance(dataset.train, MemoryPart)
         return by_hand(model, dataset.train, missing=False), None
     method = seeded_method(config.method.name, config.method.options, 0)
-    trainer = Watched(
-        config, dataset, model, method, Folder(folder), device=torch.device("cpu"), progress=Silent()
-    )
+    trainer = Watched(config, dataset, model, method, Folder(folder), device=torch.device("cpu"), progress=Silent())
     trainer.record, trainer.total = Record(folder / "metrics.jsonl", 0, None), 10**9
     batches, nothing = trainer._batches(), StopRequest()
 

@@ -78,7 +78,15 @@ def test_a_model_is_updated_the_same_either_way(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("places", "inputs", "outputs", "tasks", "rows"),
-    [(256, 16, 256, 2, True), (256, 233, 256, 2, False), (256, 233, 32, 6, True), (4096, 233, 256, 2, True)],
+    [
+        (256, 16, 256, 2, True),
+        (256, 233, 256, 2, False),
+        (256, 91, 256, 3, True),
+        (256, 233, 32, 2, True),
+        (256, 233, 32, 12, False),
+        (256, 13, 256, 12, True),
+        (4096, 233, 256, 2, True),
+    ],
 )
 def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks: int, rows: bool) -> None:
     """As measured on the layers of the benchmarks."""

@@ -2,7 +2,7 @@
 Decomposition for Multi-Task Learning", CIKM 2022, Algorithm 1 and section 4.7)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ from gdod.methods.random_basis import random_basis, weigh_on_random_basis
 # true error (measured at 2, 6 and 12 tasks).
 _DRIFT_OF_UPDATE = 1e-4
 _DRIFT_OF_SUM = 1e-6
+# How many times its noise an eigenvalue has to be for its vector to count as a direction.
+_TOLD_APART = 64
+# How many times its expected error a projection may be and still have the other sign.
+_DOUBT = 4
+# The error of the eigendecomposition itself, in float64, relative to the largest eigenvalue.
+_EIGH = 4 * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -115,44 +121,60 @@ class _OnBasis(Method):
 
     def _weigh_svd(self, gram: Gram) -> Weights:
         """Return weights on the basis of the SVD. Singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
+        if gram.error > 1e-12:
+            return self._weigh_rounded(gram)
         spectrum = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
         along, projections, rounded = _on_spectrum(gram, spectrum)
         factors = self.scale(rounded)
+        return Weights(spectrum.vectors @ (factors * along).sum(1), projections=projections, factors=factors)
+
+    def _weigh_rounded(self, gram: Gram) -> Weights:
+        """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
+        count, error = len(gram.matrix), gram.error
+        values, vectors = torch.linalg.eigh(gram.matrix)
+        # Rounding adds about e‖r_k‖‖r_l‖ to an inner product of rows, and so √(noise_a noise_b) between eigenvectors.
+        noise = error * (gram.matrix.diagonal() @ vectors.square())  # [N]
+        inside = values > (_TOLD_APART * noise).clamp(min=count * gram.row_error**2 * values[-1])
+        if self.rank is not None:
+            inside[: max(count - self.rank, 0)] = False
+        along = (gram.averages @ vectors).T  # [N, K]
+        projections = values.clamp(min=0).sqrt().unsqueeze(1) * along
+        rounded = gram.rounded(projections)
+        factors = self.scale(rounded)
+        whole = bool(inside.all())
+        factors = factors if whole else factors * inside.unsqueeze(1)
         kept = (factors * along).sum(1)
-        exact = gram.error <= 1e-12 or spectrum.values.numel() == 0
-        if not exact and not self._is_precise_enough(gram, spectrum, along, factors, kept):
-            return Weights(gram.averages.sum(0), precise_enough=False)
-        return Weights(spectrum.vectors @ kept, projections=projections, factors=factors)
+        if whole:
+            weights = Weights(vectors @ kept, projections=projections, factors=factors)
+        else:
+            weights = Weights(vectors @ kept, projections=projections[inside], factors=factors[inside])
 
-    def _is_precise_enough(
-        self, gram: Gram, spectrum: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
-    ) -> bool:
-        """Return whether rounding in the Gram matrix moves the update by less than the tolerances above.
-
-        First-order perturbation theory: an error of size e turns eigenvector a towards b by
-        e / (λ_a - λ_b), which matters where the two are scaled differently; it may also turn the
-        sign of a small projection, which matters where that changes what is kept; and what lies
-        along eigenvalues near e, or below the tolerance, is not to be trusted at all.
-        """
-        values, error = spectrum.values, gram.error * gram.longest
-        column = values.unsqueeze(1)
-        turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0)  # times error²
+        # Its square is how far an eigenvector may have turned towards another one: by their noise over their gap.
+        noises = torch.outer(noise, noise).add_((_EIGH * values[-1]) ** 2)
+        gaps = (values.unsqueeze(1) - values).square_()
+        turn = (noises / torch.maximum(gaps, noises)).fill_diagonal_(0)
+        # The update changes by what the two scale differently: Σ_b λ_b Σ_a turn_ab² (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
+        lengths = values.clamp(min=0) + noise
+        moved = lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1)
+        # A projection this close to zero may have the other sign, and then other factors.
         square = along.square()
-        spread = turn @ square  # squared error of Uᵀ cᵢ, times error²
-        # The error in Σ λ_a (ω_a - ω_b)² turn_ab² square_b, where (ω_a - ω_b)² is at most ω_a + ω_b.
-        drift = (torch.addcmul((turn @ values).unsqueeze(1) * square, column, spread) * factors).sum()
-        moved = error**2 * float(drift)
-        doubtful = square < 16 * error**2 * spread
-        if spectrum.smallest < 64 * error:
-            doubtful |= column < 64 * error
-        if doubtful.any().item():
-            turned = self.scale(torch.where(doubtful, -along, along))
-            moved += float(values @ ((turned - factors) * along).abs_().sum(1).square_())
-        if values.shape[0] < gram.matrix.shape[0] and self.rank is None:
-            moved += gram.tolerance * float(values[-1]) * max(float(gram.squares.sum() - square.sum()), 0.0)
-        if moved <= _DRIFT_OF_UPDATE**2 * float(values @ kept.square()):
-            return True
-        return moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
+        doubtful = square < _DOUBT**2 * (turn @ square)
+        some = doubtful.any(1) & inside
+        if bool(some.any()):
+            moved += lengths[some] @ self._turned(doubtful[some], projections[some], rounded[some], along[some])
+        if not whole and self.rank is None:
+            moved += (lengths + 3 * noise)[~inside] @ along[~inside].abs().sum(1).square()
+        allowed = (_DRIFT_OF_UPDATE**2 * (values @ kept.square())).clamp(min=_DRIFT_OF_SUM**2 * gram.of_tasks.sum())
+        return weights if bool(moved <= allowed) else replace(weights, precise_enough=False)
+
+    def _turned(self, doubtful: Tensor, projections: Tensor, rounded: Tensor, along: Tensor) -> Tensor:
+        """Return the square of what changes along each vector if doubtful projections have the one or other sign. [r]"""
+        before = self.scale(rounded)
+        changes = [
+            ((self.scale(torch.where(doubtful, sign * projections, rounded)) - before) * along).abs().sum(1).square()
+            for sign in (-1, 1)  # the one that it has counts where it was taken for zero
+        ]
+        return torch.maximum(*changes)
 
 
 class GDOD(_OnBasis):

@@ -1,6 +1,6 @@
 """A block holds the rows of one or more parameters: their Gram matrix, and their weighted sum.
 
-Gram matrices are returned in the precision of the rows, or in float64 where that is asked for.
+Inner products are taken in the precision of the rows, or in float64 where that is asked for; sums of many in float64.
 """
 
 from abc import ABC, abstractmethod
@@ -67,21 +67,43 @@ class Dense(Block):
 
 # Below this many rows one product is quicker than the blocks of its upper triangle.
 _SPLIT_ROWS = 64
+# Products of so many columns, or of a 32nd of all if that is more, are summed in the rows' own precision.
+_COLUMNS = 2048
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """Return ``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
+    """Return ``rows @ rows.T`` in float64, at little more than half the multiplications: upper blocks, then mirrored.
+
+    Where it is to be differentiated again, it is the plain product.
+    """
     count = len(rows)
-    if count < _SPLIT_ROWS or torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         return rows @ rows.T
+    if count < _SPLIT_ROWS:
+        return _product(rows, rows)
     half = count // 2
-    gram = rows.new_empty(count, count)
+    gram = rows.new_empty(count, count, dtype=torch.float64)
     upper, lower = rows[:half], rows[half:]
     gram[:half, :half] = symmetric_product(upper)
     gram[half:, half:] = symmetric_product(lower)
-    torch.mm(upper, lower.T, out=gram[:half, half:])
+    gram[:half, half:] = _product(upper, lower)
     gram[half:, :half] = gram[:half, half:].T
     return gram
+
+
+def _product(some: Tensor, others: Tensor) -> Tensor:
+    """Return ``some @ others.T``, multiplied in the rows' own precision and summed in float64, columns by columns.
+
+    A sum of float32 numbers loses the more the longer it is; that of a few thousand loses a third of its last digit.
+    """
+    size = some.shape[1]
+    columns = max(_COLUMNS, size // 32)
+    whole = size - size % columns
+    if some.dtype == torch.float64 or size <= columns:
+        return (some @ others.T).double()
+    left, right = (rows[:, :whole].unflatten(1, (-1, columns)) for rows in (some, others))
+    total = torch.bmm(left.transpose(0, 1), right.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+    return total if whole == size else total + some[:, whole:] @ others[:, whole:].T
 
 
 def sum_of_products(parts: Iterable[Tensor]) -> Tensor:
