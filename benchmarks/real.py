@@ -46,27 +46,12 @@ BAR_PCGRAD, BAR_SECOND, BAR_HAND = 1.4, 0.05, 1.05
 ON_BASIS = ("gdod", "weighted-gdod")
 HAND, PLAIN, PCGRAD = "by hand", "sum", "pcgrad"
 WAYS = (PLAIN, HAND, PCGRAD, *ON_BASIS)
-DRUGS = [
-    "Alcohol",
-    "Amphet",
-    "Amyl",
-    "Benzos",
-    "Caff",
-    "Cannabis",
-    "Choc",
-    "Coke",
-    "Crack",
-    "Ecstasy",
-    "Heroin",
-    "Ketamine",
-    "Legalh",
-    "LSD",
-    "Meth",
-    "Mushrooms",
-    "Nicotine",
-    "Semer",
-    "VSA",
-]
+# fmt: off
+DRUGS = (
+    "Alcohol", "Amphet", "Amyl", "Benzos", "Caff", "Cannabis", "Choc", "Coke", "Crack", "Ecstasy", "Heroin", "Ketamine",
+    "Legalh", "LSD", "Meth", "Mushrooms", "Nicotine", "Semer", "VSA",
+)
+# fmt: on
 NO_TASKS = ("Alcohol", "Caff", "Choc", "Crack", "Heroin", "Semer", "VSA")
 
 
@@ -102,8 +87,9 @@ CENSUS = Shape(
     numbers=8,
     wide=1200,
 )
+BOOKS = Shape(143_999, (14769, 83751, 5180, 758, 126, 7462, 1545), numbers=2, wide=1700)
 TABLES = (
-    Table("BookCrossing", 2, Shape(143_999, (14769, 83751, 5180, 758, 126, 7462, 1545), 2, 1700), "bookcrossing", "book-crossing"),
+    Table("BookCrossing", 2, BOOKS, "bookcrossing", "book-crossing"),
     Table("shop log", 2, Shape(33_466, (1461, 25615, 385, 1, 57, 10, 3, 10, 1), 2, 1600), "ijcai15", "ijcai15"),
     Table("Census-Income, two tasks", 2, CENSUS, "census", "census-income-kdd"),
     Table("ads", 3, Shape(144_000, (19692, 8, 40, 4, 24, 1098, 150, 25, 5, 24, 8), 1, 2700), "ads"),
@@ -358,7 +344,7 @@ def as_markdown(results: list[Measured], about: dict[str, str]) -> str:
     parts = [
         "# What a step costs on real tables",
         f"`python -m benchmarks.real` on {', '.join(f'{name} {value}' for name, value in about.items())}.",
-        f"Whole steps of `gdod train`, batch to optimizer. Recipe paper: Shared-Bottom at the paper's sizes, batch 256, "
+        "Whole steps of `gdod train`, batch to optimizer. Recipe paper: Shared-Bottom at the paper's sizes, batch 256, "
         "16 groups, fused Adam; recipe strong: wider inputs, and sizes by the table. Every way trains in a process of "
         f"its own, {WARM_UP * BLOCK} steps before anything is timed; then blocks of {BLOCK} steps of each are timed in "
         "turn. Medians over rounds, with the quartiles, of the ratio to the plain sum through the same training loop. "

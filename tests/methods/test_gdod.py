@@ -363,3 +363,56 @@ def test_weighted_gdod_of_two_tasks(signs: list[float], weight: float) -> None:
 def test_weighted_gdod_of_one_task_is_the_gradient() -> None:
     rows = torch.tensor([[[3.0, -4.0]]], dtype=torch.float64)
     torch.testing.assert_close(gdod.WeightedGDOD().from_rows(rows), rows[0, 0])
+
+
+# --- rounded Gram matrices -----------------------------------------------------------------------
+
+
+def awkward_rows(kind: str, seed: int) -> Tensor:
+    """Return float32 rows [8, 4, 300] of tasks of different sizes, with a common part, and something awkward."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(8, 4, 300, generator=generator) + torch.randn(4, 300, generator=generator)
+    rows *= torch.tensor([1.0, 0.3, 0.05, 0.01]).unsqueeze(1)
+    if kind == "repeated":
+        rows[1] = rows[0]
+    elif kind == "nearly dependent":
+        rows[1] = rows[0] * (1 + 1e-4 * torch.randn(rows[0].shape, generator=generator))
+    elif kind == "a task without a gradient":
+        rows[4:, 2] = -rows[:4, 2]
+    elif kind == "a tiny task":
+        rows[:, 3] *= 1e-5
+    elif kind == "zero rows":
+        rows[2:4, 1] = 0
+    elif kind == "large":
+        rows *= 1e6
+    return rows
+
+
+AWKWARD = ["nothing", "repeated", "nearly dependent", "a task without a gradient", "a tiny task", "zero rows", "large"]
+
+
+def from_rounded(rule: str, rows: Tensor) -> tuple[gdod.Weights, Tensor]:
+    """Return what the inner products in float32 give, and the update of it."""
+    flat, eps = rows.flatten(0, 1), torch.finfo(torch.float32).eps
+    averages = torch.eye(rows.shape[1], dtype=torch.float64).repeat(1, len(rows)) / len(rows)
+    gram = gdod.Gram((flat @ flat.T).double(), averages, row_error=eps, error=eps / 2)
+    weights = method(rule, 16).weigh(gram)
+    return weights, weights.rows @ flat.double()
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rounded_gram_matrix_is_taken_only_where_it_is_precise_enough(rule: str, kind: str) -> None:
+    for seed in range(20):
+        rows = awkward_rows(kind, seed)
+        weights, update = from_rounded(rule, rows)
+        want = algorithm1(rows.double(), rule=rule)
+        allowed = max(1e-4 * want.update.norm(), 1e-6 * want.gradients.sum(0).norm())
+        assert not weights.precise_enough or (update - want.update).norm() <= allowed
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rounded_gram_matrix_of_tasks_of_different_sizes_is_mostly_enough(rule: str) -> None:
+    """Rounding is relative to the rows that a direction is made of, not to the longest rows there are."""
+    enough = [from_rounded(rule, awkward_rows("nothing", seed))[0].precise_enough for seed in range(20)]
+    assert sum(enough) >= 16

@@ -168,7 +168,7 @@ class _OnBasis(Method):
         return weights if bool(moved <= allowed) else replace(weights, precise_enough=False)
 
     def _turned(self, doubtful: Tensor, projections: Tensor, rounded: Tensor, along: Tensor) -> Tensor:
-        """Return the square of what changes along each vector if doubtful projections have the one or other sign. [r]"""
+        """Return the square of what changes along each vector if doubtful projections have another sign. [r]"""
         before = self.scale(rounded)
         changes = [
             ((self.scale(torch.where(doubtful, sign * projections, rounded)) - before) * along).abs().sum(1).square()

@@ -94,7 +94,7 @@ class Products(Block):
         return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
 
     def _between_groups(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        """Return the Gram matrix without rows. Those of task i in group g and of task j in group h have the inner product
+        """Return the Gram matrix without rows. That of task i in group g and that of j in h have the inner product
 
             Σ_{p in g} d_pi · (Σ_{q in h} (x_p · x_q) d_qj),
 
@@ -121,9 +121,9 @@ class Products(Block):
         places, tasks = bounds[-1], self.tasks
         by_task, step = d.view(places, tasks, -1), max(1, _CHUNK // places)
         buffer, all_parts = take(d.shape, d), take((self.groups, places, tasks, tasks), d)
-        parts = list[Tensor]()
+        parts, begin, end, products = list[Tensor](), 0, 0, x
         for group, (first, last) in enumerate(pairwise(bounds)):
-            if group == 0 or last > end:
+            if last > end:
                 # The products of some groups at once, since a matrix product has to be wide to be quick.
                 begin, end = first, max(last, bounds[bisect_right(bounds, first + step) - 1])
                 products = x[:end] @ x[begin:end].T
