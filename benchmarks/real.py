@@ -257,7 +257,8 @@ class Trainee:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.real", "--child", json.dumps(order)],
             cwd=Path(__file__).parent.parent,
-            env=os.environ | {"OMP_NUM_THREADS": str(case.threads)},
+            # As the commands have it: threads that wait for each other sleep.
+            env=os.environ | {"OMP_NUM_THREADS": str(case.threads), "OMP_WAIT_POLICY": "PASSIVE"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

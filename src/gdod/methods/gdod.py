@@ -2,7 +2,7 @@
 Decomposition for Multi-Task Learning", CIKM 2022, Algorithm 1 and section 4.7)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -132,40 +132,42 @@ class _OnBasis(Method):
         """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
         count, error = len(gram.matrix), gram.error
         values, vectors = torch.linalg.eigh(gram.matrix)
+        numbers: list[float] = values.tolist()
         # Rounding adds about e‖r_k‖‖r_l‖ to an inner product of rows, and so √(noise_a noise_b) between eigenvectors.
-        noise = error * (gram.matrix.diagonal() @ vectors.square())  # [N]
-        inside = values > (_TOLD_APART * noise).clamp(min=count * gram.row_error**2 * values[-1])
+        noise = (gram.matrix.diagonal() * error) @ vectors.square()  # [N]
+        inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * numbers[-1])
         if self.rank is not None:
             inside[: max(count - self.rank, 0)] = False
-        along = (gram.averages @ vectors).T  # [N, K]
-        projections = values.clamp(min=0).sqrt().unsqueeze(1) * along
-        rounded = gram.rounded(projections)
-        factors = self.scale(rounded)
         whole = bool(inside.all())
-        factors = factors if whole else factors * inside.unsqueeze(1)
+        lengths = values if numbers[0] >= 0 else values.clamp(min=0)
+        along = (gram.averages @ vectors).T  # [N, K]
+        projections = lengths.sqrt().unsqueeze(1) * along
+        rounded = _rounded_if_balanced(projections, gram)
+        rounded = gram.rounded(projections) if rounded is None else rounded
+        factors = self.scale(rounded) if whole else self.scale(rounded) * inside.unsqueeze(1)
         kept = (factors * along).sum(1)
-        if whole:
-            weights = Weights(vectors @ kept, projections=projections, factors=factors)
-        else:
-            weights = Weights(vectors @ kept, projections=projections[inside], factors=factors[inside])
 
         # Its square is how far an eigenvector may have turned towards another one: by their noise over their gap.
-        noises = torch.outer(noise, noise).add_((_EIGH * values[-1]) ** 2)
-        gaps = (values.unsqueeze(1) - values).square_()
-        turn = (noises / torch.maximum(gaps, noises)).fill_diagonal_(0)
+        noises = torch.outer(noise, noise).add_((_EIGH * numbers[-1]) ** 2)
+        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
+        turn.fill_diagonal_(0)
         # The update changes by what the two scale differently: Σ_b λ_b Σ_a turn_ab² (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
-        lengths = values.clamp(min=0) + noise
-        moved = lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1)
+        lengths = lengths + noise
+        moved = float(lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1))
         # A projection this close to zero may have the other sign, and then other factors.
         square = along.square()
-        doubtful = square < _DOUBT**2 * (turn @ square)
-        some = doubtful.any(1) & inside
-        if bool(some.any()):
-            moved += lengths[some] @ self._turned(doubtful[some], projections[some], rounded[some], along[some])
-        if not whole and self.rank is None:
-            moved += (lengths + 3 * noise)[~inside] @ along[~inside].abs().sum(1).square()
-        allowed = (_DRIFT_OF_UPDATE**2 * (values @ kept.square())).clamp(min=_DRIFT_OF_SUM**2 * gram.of_tasks.sum())
-        return weights if bool(moved <= allowed) else replace(weights, precise_enough=False)
+        doubtful = square < (turn @ square).mul_(_DOUBT**2)
+        if bool(doubtful.any()):
+            some = doubtful.any(1) & inside
+            turned = self._turned(doubtful[some], projections[some], rounded[some], along[some])
+            moved += float(lengths[some] @ turned)
+        if not whole:
+            if self.rank is None:
+                moved += float((lengths + 3 * noise)[~inside] @ along[~inside].abs().sum(1).square())
+            projections, factors = projections[inside], factors[inside]
+        allowed = _DRIFT_OF_UPDATE**2 * float(values @ kept.square())
+        enough = moved <= allowed or moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
+        return Weights(vectors @ kept, projections=projections, factors=factors, precise_enough=enough)
 
     def _turned(self, doubtful: Tensor, projections: Tensor, rounded: Tensor, along: Tensor) -> Tensor:
         """Return the square of what changes along each vector if doubtful projections have another sign. [r]"""

@@ -14,7 +14,7 @@ from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.uses import Use
-from gdod.rows.workspace import zeros_for
+from gdod.rows.workspace import take, zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
@@ -194,17 +194,18 @@ class Tables(Block):
         groups, (tasks, _, width) = self.groups, values.shape
         step = max(1, _SHARED_CHUNK // (groups * tasks * width))
         # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
-        entries = values.transpose(0, 1).reshape(-1, tasks * width)  # [E, K * d]
+        entries = _laid_out(values.transpose(0, 1)).view(-1, tasks * width)  # [E, K * d]
         for first in range(0, ids, step):
             count = min(step, ids - first)
             some, its_number, its_group = entries, number, group
             if count < ids:
                 inside = (number >= first) & (number < first + count)
                 some, its_number, its_group = entries[inside], number[inside] - first, group[inside]
-            merged = values.new_zeros(groups * count, tasks * width)
+            shape = groups * count, tasks * width
+            merged = values.new_zeros(shape) if (buffer := take(shape, values)) is None else buffer.zero_()
             merged.index_add_(0, torch.add(its_number, its_group, alpha=count), some)
-            merged = merged.view(groups, count, tasks, width).transpose(1, 2)
-            yield merged.reshape(groups * tasks, count * width)
+            by_task = merged.view(groups, count, tasks, width).transpose(1, 2)
+            yield _laid_out(by_task).view(groups * tasks, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         if self.merged is not None and not any(sparse for _, sparse in self.tables):
@@ -227,6 +228,12 @@ class Tables(Block):
 @lru_cache(maxsize=4)  # with a group for each example they are large
 def _same_group(groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.eye(groups, dtype=dtype, device=device).view(groups, 1, groups, 1)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Return the tensor with its numbers in order, in memory that is kept from step to step."""
+    buffer = take(x.shape, x)
+    return x.contiguous() if buffer is None else buffer.copy_(x)
 
 
 def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
