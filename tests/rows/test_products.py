@@ -47,6 +47,9 @@ def test_inner_products_without_rows(
     assert between.rows is None
     torch.testing.assert_close(between.gram(precise=True), by_rows.gram(precise=True))
     weights = torch.linspace(-1, 1, groups * TASKS, dtype=torch.float64)
+    several = torch.stack([weights, weights.square()])
+    for block in (by_rows, between):
+        torch.testing.assert_close(block.products_with(several), several @ by_rows.gram(precise=True))
     for (_, one), (_, other) in zip(between.combine(weights), by_rows.combine(weights), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -27,6 +27,8 @@ _DRIFT_OF_SUM = 1e-6
 _TOLD_APART = 64
 # How many times its expected error a projection may be and still have the other sign.
 _DOUBT = 4
+# Of how many eigenvectors at most it is found out what rounding did to them, before all is made again.
+_REFINED = 16
 # The error of the eigendecomposition itself, in float64, relative to the largest eigenvalue.
 _EIGH = 4 * torch.finfo(torch.float64).eps
 
@@ -130,40 +132,42 @@ class _OnBasis(Method):
 
     def _weigh_rounded(self, gram: Gram) -> Weights:
         """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
-        count, error = len(gram.matrix), gram.error
-        values, vectors = torch.linalg.eigh(gram.matrix)
-        numbers: list[float] = values.tolist()
-        # Rounding adds about e‖r_k‖‖r_l‖ to an inner product of rows, and so √(noise_a noise_b) between eigenvectors.
-        noise = (gram.matrix.diagonal() * error) @ vectors.square()  # [N]
-        inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * numbers[-1])
-        if self.rank is not None:
-            inside[: max(count - self.rank, 0)] = False
-        whole = bool(inside.all())
-        lengths = values if numbers[0] >= 0 else values.clamp(min=0)
-        along = (gram.averages @ vectors).T  # [N, K]
+        rounding = _Rounding.of(gram, self.rank)
+        along = (gram.averages @ rounding.vectors).T  # [N, K]
+        square = along.square()
+        spread = rounding.turn @ square
+        doubtful = square < spread.mul_(_DOUBT**2)
+        weights = self._judged(gram, rounding, along, doubtful)
+        if weights.precise_enough:
+            return weights
+        some = doubtful.any(1) & rounding.inside
+        if 0 < int(some.sum()) <= _REFINED and (refined := rounding.refined(gram, along, some)) is not None:
+            left = (rounding.turn[some] @ rounding.noise / rounding.noise[some]).unsqueeze(1)
+            doubtful[some] = refined.square() < spread[some] * left
+            weights = self._judged(gram, rounding, along.index_put((some,), refined), doubtful)
+        return weights
+
+    def _judged(self, gram: Gram, rounding: "_Rounding", along: Tensor, doubtful: Tensor) -> Weights:
+        """Return the weights from the task gradients along eigenvectors, and whether rounding moves the update little."""
+        values, vectors, inside, turn = rounding.values, rounding.vectors, rounding.inside, rounding.turn
+        lengths = values.clamp(min=0)
         projections = lengths.sqrt().unsqueeze(1) * along
         rounded = _rounded_if_balanced(projections, gram)
         rounded = gram.rounded(projections) if rounded is None else rounded
+        whole = bool(inside.all())
         factors = self.scale(rounded) if whole else self.scale(rounded) * inside.unsqueeze(1)
         kept = (factors * along).sum(1)
-
-        # Its square is how far an eigenvector may have turned towards another one: by their noise over their gap.
-        noises = torch.outer(noise, noise).add_((_EIGH * numbers[-1]) ** 2)
-        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
-        turn.fill_diagonal_(0)
-        # The update changes by what the two scale differently: Σ_b λ_b Σ_a turn_ab² (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
-        lengths = lengths + noise
+        # The update changes by what two that turn scale differently: Σ_b λ_b Σ_a turn_ab (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
+        lengths = lengths + rounding.noise
         moved = float(lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1))
-        # A projection this close to zero may have the other sign, and then other factors.
-        square = along.square()
-        doubtful = square < (turn @ square).mul_(_DOUBT**2)
+        # A projection close to zero may have the other sign, and then other factors.
         if bool(doubtful.any()):
             some = doubtful.any(1) & inside
             turned = self._turned(doubtful[some], projections[some], rounded[some], along[some])
             moved += float(lengths[some] @ turned)
         if not whole:
             if self.rank is None:
-                moved += float((lengths + 3 * noise)[~inside] @ along[~inside].abs().sum(1).square())
+                moved += float((lengths + 3 * rounding.noise)[~inside] @ along[~inside].abs().sum(1).square())
             projections, factors = projections[inside], factors[inside]
         allowed = _DRIFT_OF_UPDATE**2 * float(values @ kept.square())
         enough = moved <= allowed or moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
@@ -236,6 +240,48 @@ class WeightedGDOD(_OnBasis):
 
     def __repr__(self) -> str:
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """The eigenvectors of a rounded Gram matrix, and how far rounding may have turned them."""
+
+    values: Tensor  # smallest first [N]
+    vectors: Tensor  # columns [N, N]
+    noise: Tensor  # the size of what rounding adds to a value; between two vectors it is the mean of theirs, √(ab) [N]
+    inside: Tensor  # which vectors count as directions [N]
+    turn: Tensor  # the squares of the angles by which two vectors may have turned towards each other [N, N]
+
+    @staticmethod
+    def of(gram: Gram, rank: int | None) -> "_Rounding":
+        count = len(gram.matrix)
+        values, vectors = torch.linalg.eigh(gram.matrix)
+        largest = float(values[-1])
+        # Rounding adds about e‖r_k‖‖r_l‖ to the inner product of two rows.
+        noise = (gram.matrix.diagonal() * gram.error) @ vectors.square()
+        inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * largest)
+        if rank is not None:
+            inside[: max(count - rank, 0)] = False
+        noises = torch.outer(noise, noise).add_((_EIGH * largest) ** 2)
+        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
+        return _Rounding(values, vectors, noise, inside, turn.fill_diagonal_(0))
+
+    def refined(self, gram: Gram, along: Tensor, some: Tensor) -> Tensor | None:
+        """Return the task gradients along some eigenvectors, turned back to where they are without rounding. [s, K]
+
+        What rounding did to these vectors is known once the exact matrix is applied to them, G u - (G + E) u. None where
+        that cannot be done.
+        """
+        if gram.products_with is None:
+            return None
+        chosen = self.vectors[:, some]  # [N, s]
+        exact = gram.products_with(chosen.T.contiguous())
+        if exact is None:
+            return None
+        change = self.vectors.T @ (exact.T - gram.matrix @ chosen)  # [N, s]
+        gaps = self.values[some] - self.values.unsqueeze(1)
+        angles = torch.where(gaps == 0, 0.0, change / gaps)  # towards each of all vectors
+        return along[some] + angles.T @ along
 
 
 def _on_spectrum(gram: Gram, spectrum: decompositions.Spectrum) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,10 @@ class Block(ABC):
         """Return the inner products of the rows, over all of the block's parameters or over some. [N, N]"""
 
     @abstractmethod
+    def products_with(self, weights: Tensor) -> Tensor:
+        """Return the inner products of all rows with weighted sums of them, from weights [s, N], float64. [s, N]"""
+
+    @abstractmethod
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter with the weighted sum of its rows, from weights [N] of the rows' type."""
 
@@ -59,6 +63,10 @@ class Dense(Block):
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         rows = self.rows if only is None or id(self.parameter) in only else self.rows[:, :0]
         return symmetric_product(rows.double() if precise else rows)
+
+    def products_with(self, weights: Tensor) -> Tensor:
+        rows = self.rows.double()
+        return weights @ rows @ rows.T
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         grad = (weights @ self.rows).view(self.shape)

@@ -140,6 +140,26 @@ class Products(Block):
         ]
         return sums[0] if len(sums) == 1 else torch.cat(sums, 1)
 
+    def products_with(self, weights: Tensor) -> Tensor:
+        if self.rows is not None:
+            rows = self.rows.double()
+            return weights @ rows @ rows.T
+        weights = weights.view(len(weights), self.groups, self.tasks)
+        sums, parts, group = list[Tensor](), list[Tensor](), 0
+        cut = [
+            (self._by_expert(x.double()), self._by_expert(d.double())) for x, d in zip(self.xs, self.ds, strict=True)
+        ]
+        for x, d in cut:  # [E, g, places, f]
+            w = weights[:, group : group + x.shape[1]]
+            group += x.shape[1]
+            mixed = torch.einsum("sgk,egpko->segpo", w, d.unflatten(-1, (self.tasks, -1)))
+            sums.append(torch.einsum("segpo,egpi->seoi", mixed, x))
+        total = reduce(torch.add, sums)
+        for x, d in cut:
+            along = torch.einsum("seoi,egpi->segpo", total, x)
+            parts.append(torch.einsum("segpo,egpko->sgk", along, d.unflatten(-1, (self.tasks, -1))))
+        return torch.cat(parts, 1).flatten(1)
+
     def _by_expert(self, x: Tensor) -> Tensor:
         """View [g * E, places, f] as [E, g, places, f]."""
         by_group: Tensor = x.unflatten(0, (-1, self.experts))
