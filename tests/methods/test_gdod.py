@@ -435,7 +435,8 @@ def almost_agreeing_rows(share: float) -> Tensor:
     direction = left[:, 0] - average * (left[:, 0] @ average) / (average @ average) + share * average
     left = torch.linalg.qr(torch.cat([direction.unsqueeze(1), left[:, 1:]], 1)).Q
     sizes = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], dtype=torch.float64)
-    return (left * sizes @ basis).float().view(3, 2, 40)
+    rows: Tensor = (left * sizes @ basis).float().view(3, 2, 40)
+    return rows
 
 
 @pytest.mark.parametrize("rule", ["sign", "weighted"])

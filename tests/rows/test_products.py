@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import gdod
 from gdod.rows import products
+from gdod.rows.blocks import symmetric_product
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.products import Products
@@ -98,3 +99,13 @@ def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks:
     uses = [(Contraction(left=False, saved="x"), torch.zeros(1, places, inputs), cotangent)]
     with torch.no_grad():
         assert (Products(uses, (weight, weight.shape, []), None).rows is not None) == rows
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 10), (70, 5000), (5, 70_001)])
+@torch.no_grad()
+def test_sums_of_many_columns_lose_little(rows: int, columns: int) -> None:
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) + 1
+    exact = x.double() @ x.double().T
+    error = (symmetric_product(x) - exact).square().mean().sqrt() / exact.max()
+    assert error <= torch.finfo(torch.float32).eps / 3
+    torch.testing.assert_close(symmetric_product(x.double()), exact)

@@ -148,7 +148,7 @@ class _OnBasis(Method):
         return weights
 
     def _judged(self, gram: Gram, rounding: "_Rounding", along: Tensor, doubtful: Tensor) -> Weights:
-        """Return the weights from the task gradients along eigenvectors, and whether rounding moves the update little."""
+        """Return the weights from task gradients along eigenvectors, and whether rounding moves the update little."""
         values, vectors, inside, turn = rounding.values, rounding.vectors, rounding.inside, rounding.turn
         lengths = values.clamp(min=0)
         projections = lengths.sqrt().unsqueeze(1) * along
@@ -269,8 +269,8 @@ class _Rounding:
     def refined(self, gram: Gram, along: Tensor, some: Tensor) -> Tensor | None:
         """Return the task gradients along some eigenvectors, turned back to where they are without rounding. [s, K]
 
-        What rounding did to these vectors is known once the exact matrix is applied to them, G u - (G + E) u. None where
-        that cannot be done.
+        What rounding did to these vectors is known once the exact matrix is applied to them, G u - (G + E) u.
+        None where that cannot be done.
         """
         if gram.products_with is None:
             return None

@@ -75,8 +75,9 @@ class Dense(Block):
 
 # Below this many rows one product is quicker than the blocks of its upper triangle.
 _SPLIT_ROWS = 64
-# Products of so many columns, or of a 32nd of all if that is more, are summed in the rows' own precision.
+# Columns are cut into pieces of at least so many, whose products are summed in the rows' own precision.
 _COLUMNS = 2048
+_MOST_PIECES = 32
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
@@ -105,11 +106,11 @@ def _product(some: Tensor, others: Tensor) -> Tensor:
     A sum of float32 numbers loses the more the longer it is; that of a few thousand loses a third of its last digit.
     """
     size = some.shape[1]
-    columns = max(_COLUMNS, size // 32)
-    whole = size - size % columns
-    if some.dtype == torch.float64 or size <= columns:
+    pieces = min(size // _COLUMNS, _MOST_PIECES)
+    if some.dtype == torch.float64 or pieces < 2:
         return (some @ others.T).double()
-    left, right = (rows[:, :whole].unflatten(1, (-1, columns)) for rows in (some, others))
+    whole = size - size % pieces
+    left, right = (rows[:, :whole].unflatten(1, (pieces, -1)) for rows in (some, others))
     total = torch.bmm(left.transpose(0, 1), right.permute(1, 2, 0)).sum(0, dtype=torch.float64)
     return total if whole == size else total + some[:, whole:] @ others[:, whole:].T
 
