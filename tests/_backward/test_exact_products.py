@@ -43,3 +43,13 @@ def test_they_are_those_of_the_precise_gram_matrix(monkeypatch: pytest.MonkeyPat
     mask = torch.rand(10, 3) < 0.8
     gdod.backward(losses, method, mask=mask, scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
     torch.testing.assert_close(method.products, method.matrix, rtol=1e-9, atol=1e-9 * float(method.matrix.max()))
+
+
+def test_they_are_those_of_micro_batches() -> None:
+    torch.manual_seed(0)
+    model, method, ids = Tabular(), AskFor(), torch.tensor([0, 3, 7, 7, 12, 3, 0, 41, 7, 9])
+    update = gdod.Accumulation(method, examples=10)
+    for part in ids.split([4, 1, 5]):
+        update.add(model(part).square())
+    update.backward()
+    torch.testing.assert_close(method.products, method.matrix, rtol=1e-9, atol=1e-9 * float(method.matrix.max()))
