@@ -1,6 +1,6 @@
 """What GDOD promises, on sampled matrices of any rank and scale, with no model in sight."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -363,3 +363,101 @@ def test_weighted_gdod_of_two_tasks(signs: list[float], weight: float) -> None:
 def test_weighted_gdod_of_one_task_is_the_gradient() -> None:
     rows = torch.tensor([[[3.0, -4.0]]], dtype=torch.float64)
     torch.testing.assert_close(gdod.WeightedGDOD().from_rows(rows), rows[0, 0])
+
+
+# --- rounded Gram matrices -----------------------------------------------------------------------
+
+
+def awkward_rows(kind: str, seed: int) -> Tensor:
+    """Return float32 rows [8, 4, 300] of tasks of different sizes, with a common part, and something awkward."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(8, 4, 300, generator=generator) + torch.randn(4, 300, generator=generator)
+    rows *= torch.tensor([1.0, 0.3, 0.05, 0.01]).unsqueeze(1)
+    if kind == "repeated":
+        rows[1] = rows[0]
+    elif kind == "nearly dependent":
+        rows[1] = rows[0] * (1 + 1e-4 * torch.randn(rows[0].shape, generator=generator))
+    elif kind == "a task without a gradient":
+        rows[4:, 2] = -rows[:4, 2]
+    elif kind == "a tiny task":
+        rows[:, 3] *= 1e-5
+    elif kind == "zero rows":
+        rows[2:4, 1] = 0
+    elif kind == "large":
+        rows *= 1e6
+    return rows
+
+
+AWKWARD = ["nothing", "repeated", "nearly dependent", "a task without a gradient", "a tiny task", "zero rows", "large"]
+
+
+def from_rounded(rule: str, rows: Tensor, refine: bool = False) -> tuple[gdod.Weights, Tensor]:
+    """Return what the inner products in float32 give, and the update of it. ``refine``: some can be had exactly."""
+    flat, eps = rows.flatten(0, 1), torch.finfo(torch.float32).eps
+    averages = torch.eye(rows.shape[1], dtype=torch.float64).repeat(1, len(rows)) / len(rows)
+    exact = flat.double() @ flat.double().T
+    gram = gdod.Gram(
+        (flat @ flat.T).double(),
+        averages,
+        row_error=eps,
+        error=eps / 2,
+        products_with=(lambda weights: weights @ exact) if refine else None,
+    )
+    weights = method(rule, 16).weigh(gram)
+    return weights, weights.rows @ flat.double()
+
+
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rounded_gram_matrix_is_taken_only_where_it_is_precise_enough(rule: str, kind: str, refine: bool) -> None:
+    for seed in range(20):
+        rows = awkward_rows(kind, seed)
+        weights, update = from_rounded(rule, rows, refine)
+        want = algorithm1(rows.double(), rule=rule)
+        allowed = max(1e-4 * want.update.norm(), 1e-6 * want.gradients.sum(0).norm())
+        assert not weights.precise_enough or (update - want.update).norm() <= allowed
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rounded_gram_matrix_of_tasks_of_different_sizes_is_mostly_enough(rule: str) -> None:
+    """Rounding is relative to the rows that a direction is made of, not to the longest rows there are."""
+    enough = [from_rounded(rule, awkward_rows("nothing", seed))[0].precise_enough for seed in range(20)]
+    assert sum(enough) >= 16
+
+
+def almost_agreeing_rows(share: float) -> Tensor:
+    """Return float32 rows [3, 2, 40] of tasks of which one, but for that share of it, has no part along a direction."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(40, 6, generator=generator, dtype=torch.float64)).Q.T  # orthonormal [6, D]
+    left = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q  # rows by directions
+    average = torch.eye(2, dtype=torch.float64).repeat(1, 3)[0]
+    direction = left[:, 0] - average * (left[:, 0] @ average) / (average @ average) + share * average
+    left = torch.linalg.qr(torch.cat([direction.unsqueeze(1), left[:, 1:]], 1)).Q
+    sizes = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], dtype=torch.float64)
+    rows: Tensor = (left * sizes @ basis).float().view(3, 2, 40)
+    return rows
+
+
+@pytest.mark.parametrize("rule", ["sign", "weighted"])
+@pytest.mark.parametrize("share", [1e-8, -1e-8])
+def test_the_sign_of_a_projection_close_to_zero_is_found_out_without_a_precise_gram_matrix(
+    rule: str, share: float
+) -> None:
+    rows, eps = almost_agreeing_rows(share).double(), torch.finfo(torch.float32).eps
+    flat, generator = rows.flatten(0, 1), torch.Generator().manual_seed(0)
+    exact, averages = flat @ flat.T, torch.eye(2, dtype=torch.float64).repeat(1, 3) / 3
+    lengths = exact.diagonal().sqrt()
+    want = algorithm1(rows, rule=rule).update
+    wrong = 0
+    for _ in range(20):
+        noise = torch.randn(6, 6, generator=generator, dtype=torch.float64).tril()
+        rounded = exact + eps / 4 * (noise + noise.tril(-1).T) * torch.outer(lengths, lengths)
+        gram = gdod.Gram(rounded, averages, row_error=eps, error=eps / 2)
+        weights = method(rule, 16).weigh(gram)
+        assert not weights.precise_enough
+        wrong += bool((weights.rows @ flat - want).norm() > 1e-4 * want.norm())
+        weights = method(rule, 16).weigh(replace(gram, products_with=lambda weights: weights @ exact))
+        assert weights.precise_enough
+        assert (weights.rows @ flat - want).norm() <= 1e-4 * want.norm()
+    assert 2 < wrong < 18  # or there is nothing to find out

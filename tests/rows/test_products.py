@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import gdod
 from gdod.rows import products
+from gdod.rows.blocks import symmetric_product
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.products import Products
@@ -47,6 +48,9 @@ def test_inner_products_without_rows(
     assert between.rows is None
     torch.testing.assert_close(between.gram(precise=True), by_rows.gram(precise=True))
     weights = torch.linspace(-1, 1, groups * TASKS, dtype=torch.float64)
+    several = torch.stack([weights, weights.square()])
+    for block in (by_rows, between):
+        torch.testing.assert_close(block.products_with(several), several @ by_rows.gram(precise=True))
     for (_, one), (_, other) in zip(between.combine(weights), by_rows.combine(weights), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -78,7 +82,15 @@ def test_a_model_is_updated_the_same_either_way(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("places", "inputs", "outputs", "tasks", "rows"),
-    [(256, 16, 256, 2, True), (256, 233, 256, 2, False), (256, 233, 32, 6, True), (4096, 233, 256, 2, True)],
+    [
+        (256, 16, 256, 2, True),
+        (256, 233, 256, 2, False),
+        (256, 91, 256, 3, True),
+        (256, 233, 32, 2, True),
+        (256, 233, 32, 12, False),
+        (256, 13, 256, 12, True),
+        (4096, 233, 256, 2, True),
+    ],
 )
 def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks: int, rows: bool) -> None:
     """As measured on the layers of the benchmarks."""
@@ -87,3 +99,13 @@ def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks:
     uses = [(Contraction(left=False, saved="x"), torch.zeros(1, places, inputs), cotangent)]
     with torch.no_grad():
         assert (Products(uses, (weight, weight.shape, []), None).rows is not None) == rows
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 10), (70, 5000), (5, 70_001)])
+@torch.no_grad()
+def test_sums_of_many_columns_lose_little(rows: int, columns: int) -> None:
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) + 1
+    exact = x.double() @ x.double().T
+    error = (symmetric_product(x) - exact).square().mean().sqrt() / exact.max()
+    assert error <= torch.finfo(torch.float32).eps / 3
+    torch.testing.assert_close(symmetric_product(x.double()), exact)

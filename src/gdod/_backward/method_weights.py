@@ -39,8 +39,13 @@ def _gram(method: Method, rows: Rows, tasks: Tasks, precise: bool) -> Gram:
         error=torch.finfo(torch.float64).eps if precise else eps / 2,
         mean_losses=tasks.mean_losses,
         norm_gram=_norm_gram(method, rows, tasks),
+        products_with=lambda weights: _unscaled_or_none(rows.products_with(weights), tasks),
         combine=rows.combine,
     )
+
+
+def _unscaled_or_none(products: Tensor | None, tasks: Tasks) -> Tensor | None:
+    return None if products is None else unscaled(products, tasks)
 
 
 def _weights(method: Method, gram: Gram, tasks: Tasks) -> Weights:

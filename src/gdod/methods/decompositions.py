@@ -5,7 +5,6 @@ each basis vector, one column for each row of M. All of it is small float64 alge
 of the parameters never appears.
 """
 
-import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ class Spectrum:
 
     values: Tensor  # [r]
     vectors: Tensor  # [N, r]
-    smallest: float  # of the values; inf if there are none
 
 
 def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> Spectrum:
@@ -35,7 +33,7 @@ def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> S
         outside = max(outside, len(numbers) - rank)
     if outside:
         values, vectors = values[outside:], vectors[:, outside:]
-    return Spectrum(values, vectors, min(numbers[outside:], default=math.inf))
+    return Spectrum(values, vectors)
 
 
 def svd(gram: Tensor, rank: int | None = None, tolerance: float = 1e-15) -> Tensor:

@@ -23,6 +23,14 @@ from gdod.methods.random_basis import random_basis, weigh_on_random_basis
 # true error (measured at 2, 6 and 12 tasks).
 _DRIFT_OF_UPDATE = 1e-4
 _DRIFT_OF_SUM = 1e-6
+# How many times its noise an eigenvalue has to be for its vector to count as a direction.
+_TOLD_APART = 64
+# How many times its expected error a projection may be and still have the other sign.
+_DOUBT = 4
+# Of how many eigenvectors at most it is found out what rounding did to them, before all is made again.
+_REFINED = 16
+# The error of the eigendecomposition itself, in float64, relative to the largest eigenvalue.
+_EIGH = 4 * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -115,44 +123,64 @@ class _OnBasis(Method):
 
     def _weigh_svd(self, gram: Gram) -> Weights:
         """Return weights on the basis of the SVD. Singular values cancel: with G = U Λ Uᵀ, w = U Σᵢ ωᵢ ∘ (Uᵀ cᵢ)."""
+        if gram.error > 1e-12:
+            return self._weigh_rounded(gram)
         spectrum = decompositions.spectrum(gram.matrix, self.rank, gram.tolerance)
         along, projections, rounded = _on_spectrum(gram, spectrum)
         factors = self.scale(rounded)
-        kept = (factors * along).sum(1)
-        exact = gram.error <= 1e-12 or spectrum.values.numel() == 0
-        if not exact and not self._is_precise_enough(gram, spectrum, along, factors, kept):
-            return Weights(gram.averages.sum(0), precise_enough=False)
-        return Weights(spectrum.vectors @ kept, projections=projections, factors=factors)
+        return Weights(spectrum.vectors @ (factors * along).sum(1), projections=projections, factors=factors)
 
-    def _is_precise_enough(
-        self, gram: Gram, spectrum: decompositions.Spectrum, along: Tensor, factors: Tensor, kept: Tensor
-    ) -> bool:
-        """Return whether rounding in the Gram matrix moves the update by less than the tolerances above.
-
-        First-order perturbation theory: an error of size e turns eigenvector a towards b by
-        e / (λ_a - λ_b), which matters where the two are scaled differently; it may also turn the
-        sign of a small projection, which matters where that changes what is kept; and what lies
-        along eigenvalues near e, or below the tolerance, is not to be trusted at all.
-        """
-        values, error = spectrum.values, gram.error * gram.longest
-        column = values.unsqueeze(1)
-        turn = (column - values).square_().clamp_(min=error**2).reciprocal_().fill_diagonal_(0)  # times error²
+    def _weigh_rounded(self, gram: Gram) -> Weights:
+        """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
+        rounding = _Rounding.of(gram, self.rank)
+        along = (gram.averages @ rounding.vectors).T  # [N, K]
         square = along.square()
-        spread = turn @ square  # squared error of Uᵀ cᵢ, times error²
-        # The error in Σ λ_a (ω_a - ω_b)² turn_ab² square_b, where (ω_a - ω_b)² is at most ω_a + ω_b.
-        drift = (torch.addcmul((turn @ values).unsqueeze(1) * square, column, spread) * factors).sum()
-        moved = error**2 * float(drift)
-        doubtful = square < 16 * error**2 * spread
-        if spectrum.smallest < 64 * error:
-            doubtful |= column < 64 * error
-        if doubtful.any().item():
-            turned = self.scale(torch.where(doubtful, -along, along))
-            moved += float(values @ ((turned - factors) * along).abs_().sum(1).square_())
-        if values.shape[0] < gram.matrix.shape[0] and self.rank is None:
-            moved += gram.tolerance * float(values[-1]) * max(float(gram.squares.sum() - square.sum()), 0.0)
-        if moved <= _DRIFT_OF_UPDATE**2 * float(values @ kept.square()):
-            return True
-        return moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
+        spread = rounding.turn @ square
+        doubtful = square < spread.mul_(_DOUBT**2)
+        weights = self._judged(gram, rounding, along, doubtful)
+        if weights.precise_enough:
+            return weights
+        some = doubtful.any(1) & rounding.inside
+        if 0 < int(some.sum()) <= _REFINED and (refined := rounding.refined(gram, along, some)) is not None:
+            left = (rounding.turn[some] @ rounding.noise / rounding.noise[some]).unsqueeze(1)
+            doubtful[some] = refined.square() < spread[some] * left
+            weights = self._judged(gram, rounding, along.index_put((some,), refined), doubtful)
+        return weights
+
+    def _judged(self, gram: Gram, rounding: "_Rounding", along: Tensor, doubtful: Tensor) -> Weights:
+        """Return the weights from task gradients along eigenvectors, and whether rounding moves the update little."""
+        values, vectors, inside, turn = rounding.values, rounding.vectors, rounding.inside, rounding.turn
+        lengths = values.clamp(min=0)
+        projections = lengths.sqrt().unsqueeze(1) * along
+        rounded = _rounded_if_balanced(projections, gram)
+        rounded = gram.rounded(projections) if rounded is None else rounded
+        whole = bool(inside.all())
+        factors = self.scale(rounded) if whole else self.scale(rounded) * inside.unsqueeze(1)
+        kept = (factors * along).sum(1)
+        # The update changes by what two that turn scale differently: Σ_b λ_b Σ_a turn_ab (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
+        lengths = lengths + rounding.noise
+        moved = float(lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1))
+        # A projection close to zero may have the other sign, and then other factors.
+        if bool(doubtful.any()):
+            some = doubtful.any(1) & inside
+            turned = self._turned(doubtful[some], projections[some], rounded[some], along[some])
+            moved += float(lengths[some] @ turned)
+        if not whole:
+            if self.rank is None:
+                moved += float((lengths + 3 * rounding.noise)[~inside] @ along[~inside].abs().sum(1).square())
+            projections, factors = projections[inside], factors[inside]
+        allowed = _DRIFT_OF_UPDATE**2 * float(values @ kept.square())
+        enough = moved <= allowed or moved <= _DRIFT_OF_SUM**2 * float(gram.of_tasks.sum())
+        return Weights(vectors @ kept, projections=projections, factors=factors, precise_enough=enough)
+
+    def _turned(self, doubtful: Tensor, projections: Tensor, rounded: Tensor, along: Tensor) -> Tensor:
+        """Return the square of what changes along each vector if doubtful projections have another sign. [r]"""
+        before = self.scale(rounded)
+        changes = [
+            ((self.scale(torch.where(doubtful, sign * projections, rounded)) - before) * along).abs().sum(1).square()
+            for sign in (-1, 1)  # the one that it has counts where it was taken for zero
+        ]
+        return torch.maximum(*changes)
 
 
 class GDOD(_OnBasis):
@@ -212,6 +240,48 @@ class WeightedGDOD(_OnBasis):
 
     def __repr__(self) -> str:
         return f"WeightedGDOD(groups={self.groups}, decomposition={self.decomposition!r}, rank={self.rank})"
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """The eigenvectors of a rounded Gram matrix, and how far rounding may have turned them."""
+
+    values: Tensor  # smallest first [N]
+    vectors: Tensor  # columns [N, N]
+    noise: Tensor  # the size of what rounding adds to a value; between two vectors it is the mean of theirs, √(ab) [N]
+    inside: Tensor  # which vectors count as directions [N]
+    turn: Tensor  # the squares of the angles by which two vectors may have turned towards each other [N, N]
+
+    @staticmethod
+    def of(gram: Gram, rank: int | None) -> "_Rounding":
+        count = len(gram.matrix)
+        values, vectors = torch.linalg.eigh(gram.matrix)
+        largest = float(values[-1])
+        # Rounding adds about e‖r_k‖‖r_l‖ to the inner product of two rows.
+        noise = (gram.matrix.diagonal() * gram.error) @ vectors.square()
+        inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * largest)
+        if rank is not None:
+            inside[: max(count - rank, 0)] = False
+        noises = torch.outer(noise, noise).add_((_EIGH * largest) ** 2)
+        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
+        return _Rounding(values, vectors, noise, inside, turn.fill_diagonal_(0))
+
+    def refined(self, gram: Gram, along: Tensor, some: Tensor) -> Tensor | None:
+        """Return the task gradients along some eigenvectors, turned back to where they are without rounding. [s, K]
+
+        What rounding did to these vectors is known once the exact matrix is applied to them, G u - (G + E) u.
+        None where that cannot be done.
+        """
+        if gram.products_with is None:
+            return None
+        chosen = self.vectors[:, some]  # [N, s]
+        exact = gram.products_with(chosen.T.contiguous())
+        if exact is None:
+            return None
+        change = self.vectors.T @ (exact.T - gram.matrix @ chosen)  # [N, s]
+        gaps = self.values[some] - self.values.unsqueeze(1)
+        angles = torch.where(gaps == 0, 0.0, change / gaps)  # towards each of all vectors
+        return along[some] + angles.T @ along
 
 
 def _on_spectrum(gram: Gram, spectrum: decompositions.Spectrum) -> tuple[Tensor, Tensor, Tensor]:

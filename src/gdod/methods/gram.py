@@ -31,6 +31,9 @@ class Gram:
     shortest: float = field(init=False)  # squared length of the shortest row
     longest: float = field(init=False)  # and of the longest
     norm_gram: Tensor | None = None  # task gradients' inner products over the method's `lengths_at` [K, K]
+    products_with: Callable[[Tensor], Tensor | None] | None = field(default=None, repr=False)
+    """Returns the inner products of all rows with weighted sums of them, exactly, from weights [s, N], as [s, N]; None
+    where that takes too long. Without it: where there is a matrix and no model."""
     combine: Callable[[Tensor], Gradients] | None = field(default=None, repr=False)
     """Returns the sum of the rows, each times its weight [N], as gradients of the shared parameters; None where there
     is a matrix and no model. For a method that makes its own update, such as one outside the rows' span (`Weights`)."""

@@ -1,6 +1,6 @@
 """A block holds the rows of one or more parameters: their Gram matrix, and their weighted sum.
 
-Gram matrices are returned in the precision of the rows, or in float64 where that is asked for.
+Inner products are taken in the precision of the rows, or in float64 where that is asked for; sums of many in float64.
 """
 
 from abc import ABC, abstractmethod
@@ -35,6 +35,10 @@ class Block(ABC):
         """Return the inner products of the rows, over all of the block's parameters or over some. [N, N]"""
 
     @abstractmethod
+    def products_with(self, weights: Tensor) -> Tensor:
+        """Return the inner products of all rows with weighted sums of them, from weights [s, N], float64. [s, N]"""
+
+    @abstractmethod
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter with the weighted sum of its rows, from weights [N] of the rows' type."""
 
@@ -60,6 +64,10 @@ class Dense(Block):
         rows = self.rows if only is None or id(self.parameter) in only else self.rows[:, :0]
         return symmetric_product(rows.double() if precise else rows)
 
+    def products_with(self, weights: Tensor) -> Tensor:
+        rows = self.rows.double()
+        return weights @ rows @ rows.T
+
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         grad = (weights @ self.rows).view(self.shape)
         return [(self.parameter, undo(self.chain, grad))]
@@ -67,21 +75,44 @@ class Dense(Block):
 
 # Below this many rows one product is quicker than the blocks of its upper triangle.
 _SPLIT_ROWS = 64
+# Columns are cut into pieces of at least so many, whose products are summed in the rows' own precision.
+_COLUMNS = 2048
+_MOST_PIECES = 32
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """Return ``rows @ rows.T`` at little more than half the multiplications: upper blocks, then mirrored."""
+    """Return ``rows @ rows.T`` in float64, at little more than half the multiplications: upper blocks, then mirrored.
+
+    Where it is to be differentiated again, it is the plain product.
+    """
     count = len(rows)
-    if count < _SPLIT_ROWS or torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         return rows @ rows.T
+    if count < _SPLIT_ROWS:
+        return _product(rows, rows)
     half = count // 2
-    gram = rows.new_empty(count, count)
+    gram = rows.new_empty(count, count, dtype=torch.float64)
     upper, lower = rows[:half], rows[half:]
     gram[:half, :half] = symmetric_product(upper)
     gram[half:, half:] = symmetric_product(lower)
-    torch.mm(upper, lower.T, out=gram[:half, half:])
+    gram[:half, half:] = _product(upper, lower)
     gram[half:, :half] = gram[:half, half:].T
     return gram
+
+
+def _product(some: Tensor, others: Tensor) -> Tensor:
+    """Return ``some @ others.T``, multiplied in the rows' own precision and summed in float64, columns by columns.
+
+    A sum of float32 numbers loses the more the longer it is; that of a few thousand loses a third of its last digit.
+    """
+    size = some.shape[1]
+    pieces = min(size // _COLUMNS, _MOST_PIECES)
+    if some.dtype == torch.float64 or pieces < 2:
+        return (some @ others.T).double()
+    whole = size - size % pieces
+    left, right = (rows[:, :whole].unflatten(1, (pieces, -1)) for rows in (some, others))
+    total = torch.bmm(left.transpose(0, 1), right.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+    return total if whole == size else total + some[:, whole:] @ others[:, whole:].T
 
 
 def sum_of_products(parts: Iterable[Tensor]) -> Tensor:

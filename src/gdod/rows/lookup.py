@@ -14,7 +14,7 @@ from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.uses import Use
-from gdod.rows.workspace import zeros_for
+from gdod.rows.workspace import take, zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
@@ -156,6 +156,15 @@ class Tables(Block):
         others = self._with_themselves(values.index_fill(1, at, 0))
         return others + sum_of_products(self._merged(values[:, at], number, self.group[at], count))
 
+    def products_with(self, weights: Tensor) -> Tensor:
+        values, count = self.values.double(), len(weights)
+        weights = weights.view(count, self.groups, self.tasks)[:, self.group]  # [s, E, K]
+        distinct, number = torch.unique(self.ids, return_inverse=True)
+        sums = values.new_zeros(count, len(distinct), values.shape[2])
+        sums.index_add_(1, number, torch.einsum("sek,ked->sed", weights, values))
+        parts = torch.einsum("sed,ked->sek", sums[:, number], values)
+        return values.new_zeros(count, self.groups, self.tasks).index_add_(1, self.group, parts).flatten(1)
+
     @property
     def _is_small(self) -> bool:
         """Whether the tables have no more vectors than the batch looks up."""
@@ -194,7 +203,9 @@ class Tables(Block):
         groups, (tasks, _, width) = self.groups, values.shape
         step = max(1, _SHARED_CHUNK // (groups * tasks * width))
         # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
-        entries = values.transpose(0, 1).reshape(-1, tasks * width)  # [E, K * d]
+        # Memory is kept for small tables alone: how many ids repeat in a large one changes from step to step.
+        laid_out = _laid_out if ids == self.rows else Tensor.contiguous
+        entries = laid_out(values.transpose(0, 1)).view(-1, tasks * width)  # [E, K * d]
         for first in range(0, ids, step):
             count = min(step, ids - first)
             some, its_number, its_group = entries, number, group
@@ -203,8 +214,8 @@ class Tables(Block):
                 some, its_number, its_group = entries[inside], number[inside] - first, group[inside]
             merged = values.new_zeros(groups * count, tasks * width)
             merged.index_add_(0, torch.add(its_number, its_group, alpha=count), some)
-            merged = merged.view(groups, count, tasks, width).transpose(1, 2)
-            yield merged.reshape(groups * tasks, count * width)
+            by_task = merged.view(groups, count, tasks, width).transpose(1, 2)
+            yield laid_out(by_task).view(groups * tasks, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
         if self.merged is not None and not any(sparse for _, sparse in self.tables):
@@ -227,6 +238,12 @@ class Tables(Block):
 @lru_cache(maxsize=4)  # with a group for each example they are large
 def _same_group(groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.eye(groups, dtype=dtype, device=device).view(groups, 1, groups, 1)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Return the tensor with its numbers in order, in memory that is kept from step to step."""
+    buffer = take(x.shape, x)
+    return x.contiguous() if buffer is None else buffer.copy_(x)
 
 
 def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -1,14 +1,16 @@
 """The rows of weights of matrix products: as they are, or only their inner products.
 
 Either the rows are materialised, or their inner products come from those of activations and of cotangents
-between all places, so that nothing as large as a row appears; whichever costs less.
+between groups, so that nothing as large as a row appears; whichever costs less.
 """
 
-from functools import lru_cache
-from itertools import combinations_with_replacement
+from bisect import bisect_right
+from functools import lru_cache, reduce
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent
@@ -19,8 +21,10 @@ from gdod.rows.workspace import take
 
 # Numbers in the largest matrix of pairs of places.
 _CHUNK = 2**22
-# What the calls for a pair of tasks cost, in multiplications.
-_CALLS = 1_500_000
+# What the calls for a group cost, in multiplications.
+_CALLS = 2_000_000
+# What a multiplication in the small matrices of pairs of groups costs, in those of large ones.
+_SMALL = 2.5
 # What reading or writing a number costs, in multiplications.
 _TRAFFIC = 8
 
@@ -60,18 +64,23 @@ class Products(Block):
         return rows_of(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
 
     def _rows_are_cheaper(self) -> bool:
-        """Compare multiplications and numbers read or written, both of which were seen to tell the time well."""
+        """Compare multiplications, numbers read or written, and calls, which were seen to tell the time well.
+
+        Only shapes decide, so that a run that is resumed, or another process, computes in the same way.
+        """
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        outputs, pairs = self.ds[0].shape[-1] // self.tasks, self.tasks * (self.tasks + 1) // 2
-        count, size = self.groups * self.tasks, self.inputs * outputs * self.experts
-        rows = places * self.tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
-        between = places**2 * (self.inputs + pairs * (outputs + self.groups + 3 * _TRAFFIC))
-        return rows <= self.experts * (between + pairs * _CALLS)
+        outputs, tasks = self.ds[0].shape[-1] // self.tasks, self.tasks
+        count, size = self.groups * tasks, self.inputs * outputs * self.experts
+        rows = places * tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
+        mixed = places**2 * outputs * tasks // 2  # half of the pairs of groups
+        multiplied = places * self.groups * outputs * tasks**2 // 2
+        between = places**2 * self.inputs + _SMALL * (mixed + multiplied) + self.groups * _CALLS
+        return rows <= self.experts * between
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         columns = self._columns(only)
         if self.rows is None:
-            return self._between_places(torch.float64 if precise else self.xs[0].dtype, columns)
+            return self._between_groups(torch.float64 if precise else self.xs[0].dtype, columns)
         rows = self.rows.double() if precise else self.rows
         if columns != slice(None):
             rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
@@ -84,32 +93,72 @@ class Products(Block):
         weight, bias = id(self.weight[0]) in only, id(self.bias[0]) in only
         return slice(None if weight else -1, None if bias else -1) if weight or bias else slice(0)
 
-    def _between_places(self, dtype: torch.dtype, inputs: slice) -> Tensor:
-        """Return the Gram matrix without rows. Those of tasks i and j have the inner products
+    def _between_groups(self, dtype: torch.dtype, inputs: slice) -> Tensor:
+        """Return the Gram matrix without rows. That of task i in group g and that of j in h have the inner product
 
-            Σ_{p in g, q in h} (x_p · x_q) (d_pi · d_qj),
+            Σ_{p in g} d_pi · (Σ_{q in h} (x_p · x_q) d_qj),
 
-        so what is summed, by groups, is X Xᵀ times D_i D_jᵀ, number by number.
+        so the cotangents of a group are mixed as its activations agree with those of all places up to there, and then
+        multiplied by the cotangents of these places, each with its own: parts [K, K] that are summed by groups.
         """
         xs = [self._by_expert(x[..., inputs].to(dtype)).flatten(1, 2) for x in self.xs]
         ds = [self._by_expert(d.to(dtype)).flatten(1, 2) for d in self.ds]
         x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
-        d = (ds[0] if len(ds) == 1 else torch.cat(ds, 1)).unflatten(-1, (self.tasks, -1))  # [E, P, K, out]
-        sizes = [x.shape[1] for x in self.xs for _ in range(x.shape[0] // self.experts)]
-        members = _members(tuple(sizes), dtype, x.device)  # [G, P]
-        tasks, totals = range(self.tasks), dict[tuple[int, int], Tensor]()
-        step = max(1, _CHUNK // x.shape[1])
-        for expert in range(self.experts):
-            for first in range(0, x.shape[1], step):
-                here = slice(first, first + step)
-                products = x[expert, here] @ x[expert].T  # [p, P]
-                for i, j in combinations_with_replacement(tasks, 2):
-                    both = (d[expert, here, i] @ d[expert, :, j].T) * products
-                    part = members[:, here] @ both @ members.T  # [G, G]
-                    totals[i, j] = totals[i, j] + part if (i, j) in totals else part
-        blocks = torch.stack([totals[i, j] if i <= j else totals[j, i].T for i in tasks for j in tasks])
-        gram: Tensor = blocks.unflatten(0, (self.tasks, self.tasks)).permute(2, 0, 3, 1)  # [G, K, G, K]
+        d = ds[0] if len(ds) == 1 else torch.cat(ds, 1)  # [E, P, K * out]
+        total = reduce(torch.add, (self._later_groups(x[expert], d[expert]) for expert in range(self.experts)))
+        later = total.permute(1, 2, 0, 3)  # [g, i, h, j], known for g up to h
+        known = _up_to(self.groups, total.device)
+        gram: Tensor = torch.where(known, later, later.permute(2, 3, 0, 1))
         return gram.reshape(self.groups * self.tasks, -1)
+
+    def _later_groups(self, x: Tensor, d: Tensor) -> Tensor:
+        """Return the inner products of the rows of a group h and of all groups g up to h; what is beyond is any number.
+
+        [h, g, i, j], with i the task of the row of g and j that of h, float64.
+        """
+        runs = [(x.shape[0] // self.experts, x.shape[1]) for x in self.xs]  # groups, places of each
+        bounds = [0, *accumulate(size for count, size in runs for _ in range(count))]
+        places, tasks = bounds[-1], self.tasks
+        by_task, step = d.view(places, tasks, -1), max(1, _CHUNK // places)
+        buffer, all_parts = take(d.shape, d), take((self.groups, places, tasks, tasks), d)
+        parts, begin, end, products = list[Tensor](), 0, 0, x
+        for group, (first, last) in enumerate(pairwise(bounds)):
+            if last > end:
+                # The products of some groups at once, since a matrix product has to be wide to be quick.
+                begin, end = first, max(last, bounds[bisect_right(bounds, first + step) - 1])
+                products = x[:end] @ x[begin:end].T
+            agree = products[:last, first - begin : last - begin]
+            mixed = torch.mm(agree, d[first:last], out=None if buffer is None else buffer[:last]).view(last, tasks, -1)
+            out = None if all_parts is None else all_parts[group, :last]
+            parts.append(torch.bmm(by_task[:last], mixed.mT, out=out))  # [places, K, K]
+        if all_parts is None:
+            all_parts = torch.stack([pad(part, (0, 0, 0, 0, 0, places - len(part))) for part in parts])
+        by_run = all_parts.split([count * size for count, size in runs], 1)
+        sums = [
+            part.unflatten(1, (count, size)).sum(2, dtype=torch.float64)
+            for (count, size), part in zip(runs, by_run, strict=True)
+        ]
+        return sums[0] if len(sums) == 1 else torch.cat(sums, 1)
+
+    def products_with(self, weights: Tensor) -> Tensor:
+        if self.rows is not None:
+            rows = self.rows.double()
+            return weights @ rows @ rows.T
+        weights = weights.view(len(weights), self.groups, self.tasks)
+        sums, parts, group = list[Tensor](), list[Tensor](), 0
+        cut = [
+            (self._by_expert(x.double()), self._by_expert(d.double())) for x, d in zip(self.xs, self.ds, strict=True)
+        ]
+        for x, d in cut:  # [E, g, places, f]
+            w = weights[:, group : group + x.shape[1]]
+            group += x.shape[1]
+            mixed = torch.einsum("sgk,egpko->segpo", w, d.unflatten(-1, (self.tasks, -1)))
+            sums.append(torch.einsum("segpo,egpi->seoi", mixed, x))
+        total = reduce(torch.add, sums)
+        for x, d in cut:
+            along = torch.einsum("seoi,egpi->segpo", total, x)
+            parts.append(torch.einsum("segpo,egpko->sgk", along, d.unflatten(-1, (self.tasks, -1))))
+        return torch.cat(parts, 1).flatten(1)
 
     def _by_expert(self, x: Tensor) -> Tensor:
         """View [g * E, places, f] as [E, g, places, f]."""
@@ -148,10 +197,10 @@ class Products(Block):
 
 
 @lru_cache(maxsize=64)
-def _members(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return which places belong to which group, as ones and zeros, from the groups' numbers of places. [G, P]"""
-    members: Tensor = torch.block_diag(*(torch.ones(1, size) for size in sizes))
-    return members.to(device, dtype)
+def _up_to(groups: int, device: torch.device) -> Tensor:
+    """Return which groups g, along the first dimension, come no later than groups h along the third. [G, 1, G, 1]"""
+    number = torch.arange(groups, device=device)
+    return (number.unsqueeze(1) <= number).view(groups, 1, groups, 1)
 
 
 def _with_ones(x: Tensor) -> Tensor:

@@ -41,6 +41,12 @@ class Rows(Protocol):
         ``precise``: products are taken in float64, not in the rows' own precision.
         """
 
+    def products_with(self, weights: Tensor) -> Tensor | None:
+        """Return the inner products of all rows with weighted sums of them, from weights [s, N], as float64 on the CPU.
+
+        It takes a small part of the time of a precise `gram`. None where it would have to be sent to other processes.
+        """
+
     def combine(self, weights: Tensor) -> Gradients:
         """Return the sum of the rows, each times its weight [N], as gradients of the shared parameters."""
 
@@ -89,6 +95,11 @@ class Contributions:
         grams = [total.to("cpu", torch.float64) for total in totals.values()]
         return sum(grams[1:], grams[0]) if grams else torch.zeros(count, count, dtype=torch.float64)
 
+    def products_with(self, weights: Tensor) -> Tensor:
+        """Return the inner products of all contributions with weighted sums of them, as `Rows.products_with` does."""
+        parts = [block.products_with(weights.to(block.like.device)).cpu() for block in self.blocks]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(weights)
+
     def combine(self, weights: Tensor) -> Gradients:
         """Return the weighted sum of the contributions, as gradients of the shared parameters."""
         cast: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -123,6 +134,9 @@ class LocalRows:
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         return self.contributions.gram(precise, only) * self.shares.inverses
+
+    def products_with(self, weights: Tensor) -> Tensor | None:
+        return self.contributions.products_with(weights * self.shares.inverse) * self.shares.inverse
 
     def combine(self, weights: Tensor) -> Gradients:
         return self.contributions.combine(weights * self.shares.inverse)

@@ -265,6 +265,9 @@ class DistributedRows:
     def release(self) -> None:
         release()
 
+    def products_with(self, weights: Tensor) -> Tensor | None:
+        return None
+
     def combine(self, weights: Tensor) -> Gradients:
         scaled = weights * self.shares.inverse
         grads = [*sum_dense(self.exchange, self.leaves, self._own_part(scaled)), *self._of_tables(scaled)]

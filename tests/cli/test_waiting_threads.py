@@ -1,0 +1,26 @@
+"""How threads of torch wait, which commands decide before torch is imported."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, sys
+from typer.testing import CliRunner
+from gdod.cli import app
+print("torch" in sys.modules)
+CliRunner().invoke(app, ["report", "nowhere"])
+print(os.environ.get("OMP_WAIT_POLICY"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "9"}, "None")]
+)
+def test_they_sleep_unless_the_environment_says_how_to_wait(given: dict[str, str], policy: str) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", policy]
