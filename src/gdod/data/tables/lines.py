@@ -31,11 +31,16 @@ class CountedLines:
 
     def read(self, size: int = -1) -> bytes:
         block: bytes = self._stream.read(size)
+        if not block:
+            return block
+        if b"\r" not in block and b"\n\n" not in block and not block.startswith(b"\n"):  # several times as fast
+            self._ended += block.count(b"\n")
+            self._within = not block.endswith(b"\n")
+            return block
         signs = np.frombuffer(block, np.uint8)
-        if len(signs):
-            ends = (signs == ord("\n")) | (signs == ord("\r"))  # [size]
-            self._ended += int(self._within and ends[0]) + int(np.count_nonzero(ends[1:] & ~ends[:-1]))
-            self._within = not ends[-1]
+        ends = (signs == ord("\n")) | (signs == ord("\r"))  # [size]
+        self._ended += int(self._within and ends[0]) + int(np.count_nonzero(ends[1:] & ~ends[:-1]))
+        self._within = not ends[-1]
         return block
 
     def close(self) -> None:

@@ -56,16 +56,11 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
         return as_text.set(~column.is_finite(), None).rename(column.name)
     if kind.is_nested() or not usable(kind):
         raise InputError(f"column {column.name!r} holds {kind}; expected text or numbers, or type: sequence for lists")
-    # Each call of Polars takes a while however few the rows are, and a table may have thousands of columns.
-    written, without = pl.col("value").str.strip_chars(), list(missing)
-    frame = pl.DataFrame({"value": column.cast(pl.String)})
-    values, dotted = frame.select(
-        pl.when(written.is_in(without)).then(None).otherwise(written), written.str.ends_with(".0").any().alias("dotted")
-    ).get_columns()
-    if dotted.any():  # whole numbers as a program wrote them
-        values = frame["value"].str.strip_chars().str.replace(r"^(-?\d+)\.0$", "$1")
-        values = values.set(values.is_in(without), None)
-    return values.rename(column.name)
+    values = column.cast(pl.String).str.strip_chars()
+    # Only columns of numbers have such values, so look at the end first: it is much cheaper.
+    if values.str.ends_with(".0").any():
+        values = values.str.replace(r"^(-?\d+)\.0$", "$1")
+    return values.set(values.is_in(list(missing)), None)
 
 
 def numbers(
@@ -78,13 +73,21 @@ def numbers(
     if kind == pl.Boolean or kind.is_numeric() or kind == pl.Null:
         values = column.cast(pl.Float64)
     else:
+        # Most cells are numbers as they stand, or have no value. A call of Polars takes a while however few the rows
+        # are, and a table may have thousands of columns: so this comes first.
         values = column.cast(pl.String).cast(pl.Float64, strict=False)
-        all_are = values.null_count() == column.null_count() and (decimal, thousands) == (".", None)
-        if not all_are or _hold_numbers(missing):
+        plain = (decimal, thousands) == (".", None) and not _hold_numbers(missing)
+        if not plain or (values.null_count() > column.null_count() and not _all_missing(column, values, missing)):
             written = text(column, missing)
             values = plain_numbers(written, decimal=decimal, thousands=thousands)
             refuse(values.is_null() & written.is_not_null(), column, origin, "expected a number")
     return _without(values, np.isnan(values.to_numpy()))
+
+
+def _all_missing(column: pl.Series, values: pl.Series, missing: tuple[str, ...]) -> bool:
+    """Return whether all cells without a number have no value, either."""
+    cells = column.filter(values.is_null())
+    return text(cells, missing).null_count() == len(cells)
 
 
 def _without(values: pl.Series, wrong: NDArray[np.bool_]) -> pl.Series:
