@@ -46,10 +46,13 @@ ALONE = "single-task-sum"
 PARTS: dict[str, Settings] = {
     "target statistics": {"data": {"features": {"statistics": False}}},
     "statistics of pairs": {"data": {"features": {"pairs": 0}}},
+    "statistics of frequent values left out": {"data": {"features": {"rows_per_value": 1_000_000_000}}},
     "piecewise-linear numbers": {"data": {"features": {"bins": 0}}},
     "flags for missing numbers": {"data": {"features": {"missing_flags": False}}},
     "one vector for rare values": {"data": {"features": {"rare": 1}}},
     "dropout": {"models": [{"name": "shared-bottom", "options": {"dropout": 0.0}}]},
+    "cross layers": {"models": [{"name": "shared-bottom", "options": {"cross": 0}}]},
+    "SiLU (ReLU in its place)": {"models": [{"name": "shared-bottom", "options": {"activation": "relu"}}]},
     "falling learning rate": {"schedule": {"name": "constant"}},
     "warm-up": {"schedule": {"warmup": 0}},
     "average of the weights": {"average": None},

@@ -19,14 +19,18 @@ from gdod.models import MODELS
 from gdod.training import Interrupted, Silent, TrainConfig, check_config, load_run, name_of, read_config, train
 from gdod.training.checkpoint import load
 from gdod.training.config import DataConfig, OptimizerConfig, check_stored
-from gdod.training.recipes import _FIXED, TableSize, apply_recipe
+from gdod.training.recipes import _FIXED, _MODEL, TableSize, apply_recipe
 from gdod.training.train_run import load_data
 
 SMALL, MEDIUM, LARGE = (TableSize(rows, rows // 10, 3, 20) for rows in (1_500, 200_000, 2_000_000))
+FEATURES = {"statistics": False, "pairs": 1, "bins": 9, "rare": 7, "times": False}
+OPTIONS = {
+    "bottom": [3], "tower": [2], "dropout": 0.4, "activation": "tanh", "embedding": 3, "cross": 1,
+}  # fmt: skip
 # Every setting that the recipe may choose, as no recipe would choose it.
 BY_HAND: dict[str, Any] = {
-    "data": {"source": "ads", "features": {"statistics": False, "pairs": 1, "bins": 9, "rare": 7}},
-    "model": {"name": "shared-bottom", "options": {"bottom": [3], "tower": [2], "dropout": 0.4}},
+    "data": {"source": "ads", "features": FEATURES},
+    "model": {"name": "shared-bottom", "options": OPTIONS},
     "method": "gdod",
     "optimizer": {"name": "adamw", "lr": 0.7, "weight_decay": 0.6, "id_decay": 0.5},
     "schedule": {"name": "linear", "warmup": 13},
@@ -143,25 +147,29 @@ def test_what_strong_chooses_for_any_table() -> None:
     assert config.method.name == "sum"
     assert config.data.features == FeatureOptions()
     optimizer = config.optimizer
-    assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.id_decay) == ("adamw", 2e-3, 3e-4, 0.0)
-    assert (config.schedule.name, config.average) == ("cosine", 0.998)
+    assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.id_decay) == ("adamw", 3e-3, 0.1, 0.03)
+    assert (config.schedule.name, config.average) == ("cosine", 0.995)
     assert name_of(config) == "ads-shared-bottom-sum-seed0"
 
 
 @pytest.mark.parametrize(
-    ("table", "batch", "passes", "bottom"),
+    ("table", "batch", "passes", "cross"),
     [
-        (SMALL, 64, 40, [256, 32]),
-        (MEDIUM, 512, 6, [512, 256]),
-        (LARGE, 1024, 3, [512, 256]),
-        (TableSize(4_999, 1, 1, 1), 64, 40, [256, 32]),
-        (TableSize(5_000, 1, 1, 1), 256, 6, [256, 32]),
-        (TableSize(0, 1, 1, 1), 64, 40, [256, 32]),
+        (SMALL, 64, 20, 0),
+        (MEDIUM, 512, 6, 2),
+        (LARGE, 1024, 3, 2),
+        (TableSize(4_999, 1, 1, 1), 64, 20, 0),
+        (TableSize(5_000, 1, 1, 1), 256, 6, 0),
+        (TableSize(0, 1, 1, 1), 64, 20, 0),
+        (TableSize(4_999, 1, 1, 1, statistics=1), 64, 10, 0),
+        (TableSize(10_000, 1, 1, 1, statistics=1), 256, 2, 2),
     ],
 )
-def test_small_and_large_tables(table: TableSize, batch: int, passes: int, bottom: list[int]) -> None:
+def test_small_and_large_tables(table: TableSize, batch: int, passes: int, cross: int) -> None:
     config, chosen = apply_recipe(strong(), table)
-    assert (config.batch, config.epochs, config.model.options["bottom"]) == (batch, passes, bottom)
+    assert (config.batch, config.epochs, config.model.options["cross"]) == (batch, passes, cross)
+    assert any("by heart" in one for one in chosen if "passes" in one) == bool(table.statistics)
+    assert any("cross layer" in one for one in chosen) == bool(cross)
     steps = max(1, passes * -(-table.rows // batch))
     assert config.schedule.warmup == round(0.05 * steps)
     assert config.stopping.patience is not None
@@ -171,6 +179,8 @@ def test_small_and_large_tables(table: TableSize, batch: int, passes: int, botto
         f"batch size {batch}",
         f"{passes} passes",
         "dropout",
+        "silu",
+        "vectors of 16",
         "average",
         "adamw",
         "cosine",
@@ -245,9 +255,10 @@ def test_one_given_setting_does_not_hold_back_the_others(part: str) -> None:
 
 def test_single_options_beside_those_that_are_chosen() -> None:
     config, _ = apply_recipe(read_config(options={"recipe": "strong", "data.source": "ads", **SINGLE}), SMALL)
-    assert config.model.options == {"bottom": [8], "tower": [], "dropout": 0.15}
+    own = apply_recipe(strong(), SMALL)[0].model.options
+    assert config.model.options == {**own, "bottom": [8]}
     assert config.data.features == FeatureOptions(pairs=0)
-    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.1, 3e-4)
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.1, 0.1)
     assert (config.stopping.patience, config.stopping.least) == (10, 0.01)
 
 
@@ -268,7 +279,7 @@ def test_features_can_be_left_out() -> None:
 def test_steps_take_the_place_of_passes() -> None:
     config, _ = apply_recipe(strong(steps=200), SMALL)
     assert (config.steps, config.epochs, config.schedule.warmup) == (200, None, 10)
-    assert apply_recipe(strong(epochs=None), SMALL)[0].epochs == 40
+    assert apply_recipe(strong(epochs=None), SMALL)[0].epochs == 20
 
 
 def test_another_optimizer_keeps_its_own_defaults() -> None:
@@ -282,7 +293,7 @@ def test_every_model_takes_it(model: str) -> None:
     config, _ = apply_recipe(strong(model=model), SMALL)
     data = tiny.dataset()
     built = gdod.models.build(model, data.schema, data.tasks, **config.model.options)
-    assert any(isinstance(module, torch.nn.Dropout) and module.p == 0.15 for module in built.modules())
+    assert any(isinstance(module, torch.nn.Dropout) and module.p == 0.2 for module in built.modules())
 
 
 def test_parts_made_in_python_count_as_given_where_they_are() -> None:
@@ -358,7 +369,7 @@ def test_it_resumes_with_what_was_chosen_then(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Interrupted):
         train(strong(**given), tmp_path / "run", dataset=data, progress=Interrupting(14))
     monkeypatch.setattr("gdod.training.recipes._BATCH", ((float("inf"), 8),))
-    monkeypatch.setattr("gdod.training.recipes._DROPOUT", 0.9)
+    monkeypatch.setitem(_MODEL, "dropout", 0.9)
     monkeypatch.setitem(_FIXED, "average", 0.5)
     monkeypatch.setitem(_FIXED, "optimizer", {"name": "adamw", "weight_decay": 0.9})
     with pytest.raises(InputError, match="seed is 0, not 4"):
@@ -399,10 +410,10 @@ def test_check_prints_what_was_chosen_and_why(monkeypatch: pytest.MonkeyPatch) -
     command = ["train", "--data", "ads", "--check"]
     done = CliRunner().invoke(app, [*command, "--lr", "0.5", "--set", "data.features.pairs=0"])
     assert done.exit_code == 0, done.stderr
-    assert "40 passes over the data: the fewer rows, the more" in done.stderr
+    assert "20 passes over the data: the fewer rows, the more" in done.stderr
     settings = json.loads(done.stdout)
     assert settings["optimizer"]["lr"] == 0.5
-    assert (settings["epochs"], settings["batch"], settings["data"]["features"]["pairs"]) == (40, 64, 0)
+    assert (settings["epochs"], settings["batch"], settings["data"]["features"]["pairs"]) == (20, 64, 0)
     assert apply_recipe(check_config(settings), LARGE)[0].model_dump(mode="json") == settings
     assert len(calls) == 1
     done = CliRunner().invoke(app, [*command, "--recipe", "paper"])

@@ -17,10 +17,11 @@ def recipe_space(full: TrainConfig, given: Settings) -> Space:
     optimizer, options, features = full.optimizer, full.model.options, full.data.features
     space: Space = {
         "optimizer.lr": Range(optimizer.lr / 5, optimizer.lr * 5, log=True),
-        "optimizer.weight_decay": _list(optimizer.weight_decay, 0.0, 1e-4, 1e-3, 1e-2),
+        "optimizer.weight_decay": _list(optimizer.weight_decay, 0.0, 1e-3, 1e-2, 1.0),
         "average": _list(full.average, None, 0.99, 0.999),
         "model.options.dropout": Range(0.0, 0.5),
         "model.options.embedding": _list(options.get("embedding", 8), 4, 8, 16, 32),
+        "model.options.cross": _list(options.get("cross", 0), 0, 1, 2),
         "model.options.ensemble": _list(options.get("ensemble", 1), 1, 4, 8),
     }
     if optimizer.name == "adamw":
@@ -35,6 +36,7 @@ def recipe_space(full: TrainConfig, given: Settings) -> Space:
         space["data.features.pairs"] = _list(features.pairs, 0, 20, 60)
         space["data.features.prior"] = _list(features.prior, 3.0, 10.0, 30.0, 100.0)
         space["data.features.bins"] = _list(features.bins, 0, 8, 32)
+        space["data.features.statistic_bins"] = _list(features.statistic_bins, 0, 4, 16)
         space["data.features.rare"] = _list(features.rare, 1, 5, 20, 50)
     return {path: one for path, one in space.items() if not _is_given(path, given)}
 

@@ -23,18 +23,20 @@ T = TypeVar("T")
 # The same for all tables.
 _FIXED: Settings = {
     "method": {"name": "sum"},
-    "optimizer": {"name": "adamw", "lr": 2e-3, "weight_decay": 3e-4, "id_decay": 0.0},
+    "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.1, "id_decay": 0.03},
     "schedule": {"name": "cosine"},
-    "average": 0.998,
+    "average": 0.995,
 }
-_DROPOUT = 0.15
+_MODEL: Settings = {"activation": "silu", "dropout": 0.2, "embedding": 16}
 _WARMUP = 0.05  # of all steps
 
 # By the number of training rows: the value in the first line whose limit they stay below.
 _BATCH = ((5_000, 64), (50_000, 256), (500_000, 512), (inf, 1024))
-_PASSES = ((5_000, 40), (500_000, 6), (inf, 3))
+_PASSES = ((5_000, 20), (500_000, 6), (inf, 3))
+_PASSES_WITH_STATISTICS = ((5_000, 10), (inf, 2))  # many-valued columns are learned by heart before long
 _PATIENCE = ((5_000, 10), (500_000, 3), (inf, 2))  # evaluations, of which there is one a pass
-_HIDDEN = ((100_000, (256, 32)), (inf, (512, 256)))
+_CROSS = ((10_000, 0), (inf, 2))  # cross layers, which learn few rows by heart
+_HIDDEN = (256, 128)
 _TOWER: tuple[int, ...] = ()  # right from the last hidden layer to the output
 
 # Models that are hidden layers with a tower for each task; the others keep the sizes that they have.
@@ -52,10 +54,19 @@ class TableSize:
     tasks: int
     fields: int
     """The number of fields of the model's input."""
+    statistics: int = 0
+    """How many columns and pairs of columns have target statistics."""
 
     @classmethod
     def of(cls, dataset: "Dataset") -> "TableSize":
-        return cls(len(dataset.train), len(dataset.validation), len(dataset.tasks), len(dataset.schema.names))
+        added = dataset.encoder.added
+        return cls(
+            len(dataset.train),
+            len(dataset.validation),
+            len(dataset.tasks),
+            len(dataset.schema.names),
+            len(added.statistics) if added is not None else 0,
+        )
 
 
 def fixed_settings(given: Mapping[str, Any]) -> Settings:
@@ -114,13 +125,14 @@ def as_stored(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
 
 def _settings_by_size(config: TrainConfig, given: Settings, table: TableSize) -> Settings:
     """Return the settings that are left to choose when the data is known, most of which go by its size."""
-    rows, options = table.rows, Settings(dropout=_DROPOUT)
+    rows, options = table.rows, Settings(_MODEL, cross=_by_rows(_CROSS, table.rows))
     if config.model.name in _SIZED:
-        options |= {"bottom": list(_by_rows(_HIDDEN, rows)), "tower": list(_TOWER)}
+        options |= {"bottom": list(_HIDDEN), "tower": list(_TOWER)}
+    passes = _PASSES_WITH_STATISTICS if table.statistics else _PASSES
     settings = {
         "model": {"options": options},
         "batch": _by_rows(_BATCH, rows),
-        **({} if config.steps else {"epochs": _by_rows(_PASSES, rows)}),
+        **({} if config.steps else {"epochs": _by_rows(passes, rows)}),
         **({"stopping": {"patience": _by_rows(_PATIENCE, rows)}} if table.validation else {}),
     }
     warmup = round(_WARMUP * _steps(merged(settings, given), rows))
@@ -154,7 +166,7 @@ def _sentences(config: TrainConfig, chosen: Settings, features_given: set[str], 
     if made := _made_of_columns(config.data.features, features_given):
         said.append(f"input: {', '.join(made)}: less is left to learn")
     if config.data.features is not None and config.data.features.times and "times" not in features_given:
-        said.append("times: hour, weekday, month and age of columns of dates and times, where the split allows it")
+        said.append("times: hour, weekday, month and age of dates and times, where the split allows it")
     if said_of_optimizer := _optimizer_in_words(chosen.get("optimizer", {})):
         said.append(said_of_optimizer)
     if "name" in chosen.get("schedule", {}):
@@ -170,8 +182,16 @@ def _sentences(config: TrainConfig, chosen: Settings, features_given: set[str], 
     options = chosen.get("model", {}).get("options", {})
     if "dropout" in options:
         said.append(f"dropout {options['dropout']:g}: against learning rows by heart")
+    if "activation" in options:
+        said.append(f"activation {options['activation']}: it is smooth and measured best")
+    if "embedding" in options:
+        said.append(f"id vectors of {options['embedding']}")
+    if options.get("cross"):
+        said.append(
+            f"{_count(options['cross'], 'cross layer')}: products of features, which hidden layers learn slowly"
+        )
     if "bottom" in options:
-        said.append(f"hidden layers of {_and(options['bottom'])}: the more rows, the larger")
+        said.append(f"hidden layers of {_and(options['bottom'])}")
     if "tower" in options:
         layers = f"layers of {_and(options['tower'])}" if options["tower"] else "no layer"
         reason = "" if options["tower"] else ": fewer weights to learn"
@@ -179,7 +199,8 @@ def _sentences(config: TrainConfig, chosen: Settings, features_given: set[str], 
     if "batch" in chosen:
         said.append(f"batch size {config.batch}: the fewer rows, the smaller, so that a pass has enough steps")
     if "epochs" in chosen:
-        said.append(f"{_count(chosen['epochs'], 'pass', 'passes')} over the data: the fewer rows, the more")
+        reason = "columns of many values are soon learned by heart" if table.statistics else "the fewer rows, the more"
+        said.append(f"{_count(chosen['epochs'], 'pass', 'passes')} over the data: {reason}")
     if "stopping" in chosen:
         said.append(
             f"early stopping after {_count(chosen['stopping']['patience'], 'evaluation')} without a better one on the "

@@ -484,7 +484,9 @@ OTHERS: dict[str, object] = {
     "prior": 3.0,
     "folds": 4,
     "keys": 7,
-    "bins": 4,
+    "rows_per_value": 20,
+    "bins": 1,
+    "statistic_bins": 1,
     "rare": 300,
     "times": False,
     "missing_flags": False,
@@ -519,7 +521,8 @@ def test_pairs_within_the_budget(tmp_path: Path) -> None:
     columns = {**dict.fromkeys(("a", "b", "c", "one"), "categorical"), **COLUMNS}
 
     def chosen(**options: int) -> list[str]:
-        return sources(Made(tmp_path, frame, options=FeatureOptions(**options), columns=columns))  # type: ignore[arg-type]
+        features = FeatureOptions(**{"rows_per_value": 1000, **options})  # type: ignore[arg-type]
+        return sources(Made(tmp_path, frame, options=features, columns=columns))
 
     singles = ["a", "b", "c", "user", "item"]
     assert len(chosen()) == 5 + 10
@@ -527,6 +530,11 @@ def test_pairs_within_the_budget(tmp_path: Path) -> None:
     assert chosen(pairs=0) == singles
     assert chosen(columns=6 * 3 + 2) == [*singles, "user × item"]
     assert chosen(columns=5 * 3) == singles
+    assert chosen(rows_per_value=2000, pairs=1) == [*singles, "user × item"]
+    many = {"rows_per_value": 500}  # 700 of each value of a, b and c
+    assert chosen(**many, pairs=0) == ["user", "item"]
+    assert len(chosen(**many)) == 2 + 7  # no pairs of a, b and c
+    assert chosen(rows_per_value=1) == []
     assert len(chosen(columns=3 * 3)) == 3
     made = Made(tmp_path, frame, options=FeatureOptions(statistics=False), columns=columns)
     assert sources(made) == []
@@ -557,8 +565,9 @@ def test_flags_for_missing_numbers_can_be_left_out(tmp_path: Path) -> None:
     assert not [name for name in names if "is missing" in name]
 
 
-def test_bins_have_as_many_training_rows_each(tmp_path: Path) -> None:
-    made = Made(tmp_path, rows(4000), options=FeatureOptions(bins=16))
+def test_bins_have_as_many_training_rows_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gdod.data.preparing.bins._ROWS_PER_BIN", 100)
+    made = Made(tmp_path, rows(4000), options=FeatureOptions(bins=16, statistic_bins=16))
     bins = {field.name: field.bins for field in made.data.schema.numeric}
     assert bins["age is missing"] == ()
     for name in ("row", "age", "click | user × item"):
@@ -619,3 +628,12 @@ def test_rare_values_are_not_said_to_be_unseen(tmp_path: Path) -> None:
     told = predict_file(load_run(tmp_path / "run"), tmp_path / "new.csv", tmp_path / "out.csv")
     unseen = [note for note in told.notes if "has seen no value" in note]
     assert ["'item'" in note for note in unseen] == [True]
+
+
+def test_few_rows_have_few_bins_and_statistics_their_own_number(tmp_path: Path) -> None:
+    made = Made(tmp_path, rows(4000), options=FeatureOptions(bins=64, statistic_bins=3))
+    count = {field.name: len(field.bins) - 1 for field in made.data.schema.numeric if field.bins}
+    assert count["row"] == len(made.data.train) // 250
+    assert max(bins for name, bins in count.items() if " | " in name) == 3
+    none = Made(tmp_path, rows(400), options=FeatureOptions(statistic_bins=0)).data.schema.numeric
+    assert {bool(field.bins) for field in none if " | " in field.name} == {False}

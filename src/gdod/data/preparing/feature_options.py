@@ -10,6 +10,10 @@ class FeatureOptions(BaseModel):
 
     statistics: bool = True
     """Whether categorical columns get target statistics: see `gdod.data.preparing.target_statistics`."""
+    rows_per_value: int = Field(default=500, ge=1)
+    """Only columns whose values have fewer training rows than this on average get statistics, and only pairs with such
+    a column. From more rows an id vector learns as much, and the statistics' small differences between folds would
+    tell a row's own label."""
     sequences: bool = True
     """Whether sequence columns get them, too: the means of those of a row's values."""
     pairs: int = Field(default=60, ge=0)
@@ -24,8 +28,11 @@ class FeatureOptions(BaseModel):
     keys: int = Field(default=1_000_000, ge=1)
     """Different values of a column or pair above which they share buckets; fewer if all statistics together
     would take too much memory."""
-    bins: int = Field(default=32, ge=0)
-    """Most bins of the piecewise-linear encoding of a number; 0: numbers stay as they are."""
+    bins: int = Field(default=64, ge=0)
+    """Most bins of the piecewise-linear encoding of a number, each with 250 training rows or more; 0: numbers stay as
+    they are, statistics as well."""
+    statistic_bins: int = Field(default=4, ge=0)
+    """Most bins of a target statistic; 0: statistics stay as they are."""
     rare: int = Field(default=20, ge=1)
     """Values with fewer training rows than this share one id vector, unless the schema says otherwise."""
     times: bool = True

@@ -1,6 +1,6 @@
 """Fit target statistics to the training rows of a table: choose columns and pairs of them, and count their labels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -88,9 +88,10 @@ class _Rows:
 
 def fit_statistics(
     table: RawTable, parts: Parts, encoder: Encoder, options: FeatureOptions
-) -> tuple[Encoder, TrainingStatistics, tuple[str, ...]]:
+) -> tuple[Encoder, TrainingStatistics | None, tuple[str, ...]]:
     """Return the encoder with statistics, those of the training rows themselves, and sentences about the choice.
 
+    If no column calls for statistics, the encoder stays as it is and there are none.
     It goes through the table twice more. Memory is bounded by ``options.keys`` for each column and pair, by a few GB
     for all of them, and by three bytes a row.
     """
@@ -101,6 +102,10 @@ def fit_statistics(
     schema = encoder.extended_schema
     columns = [name for name in schema.of(CategoricalColumn) if len(encoder.vocabularies[name]) > 1]
     sequences = [name for name in schema.of(SequenceColumn) if options.sequences and len(encoder.vocabularies[name])]
+    rows_there = int((parts == TRAIN).sum())
+    scarce = {name for name in columns if rows_there < options.rows_per_value * len(encoder.vocabularies[name])}
+    if not scarce and not sequences:
+        return encoder, None, ()
     source_rows = _SourceRows(table, encoder, [*columns, *sequences], of_rows)
     sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
     targets = _targets(encoder, sample.labels)
@@ -119,14 +124,15 @@ def fit_statistics(
         return means
 
     room = options.columns // (len(targets) + 1)
-    every: list[Source] = [(name,) for name in (*columns, *sequences)]
+    every: list[Source] = [(name,) for name in (*columns, *sequences) if name in scarce or name in sequences]
     most = max(0, min(options.pairs, room - len(every)))
-    candidates: list[Source] = list(combinations(columns, 2)) if most else []
+    candidates = _pairs(columns, scarce) if most else []
     alone = gains(every) if len(every) > room or len(candidates) > most else {}
     singles, pairs = _best(every, alone, room), candidates
     if len(candidates) > most:
         paired: list[Source] = [(name,) for name in columns]
-        candidates = list(combinations([column for (column,) in _best(paired, alone, _MOST_PAIRED)], 2))
+        alone |= gains([source for source in paired if source not in alone])
+        candidates = _pairs([column for (column,) in _best(paired, alone, _MOST_PAIRED)], scarce)
         # A pair that alone tells less than one of its columns may still add to both, so even those have a rank.
         beyond = {pair: gain - max(alone[(one,)] for one in pair) for pair, gain in gains(candidates).items()}
         pairs = _best(candidates, beyond, most)
@@ -139,13 +145,18 @@ def fit_statistics(
     # What is zero in every training row (say, the column that groups are of) would be news to a model later on.
     told = {source: table for source, table in tables.items() if training[source].numbers.any()}
     kinds = tuple(target.target for target in targets)
-    what = f"{len(every)} {'categorical and sequence' if sequences else 'categorical'} columns"
+    what = f"{len(columns) + len(sequences)} {'categorical and sequence' if sequences else 'categorical'} columns"
     note = _note(sum(source in told for source in singles), what, len(told), len(candidates), len(targets))
     return (
         replace(encoder, added=replace(encoder.added, targets=kinds, statistics=told)),
         TrainingStatistics({source: training[source] for source in told}, counted, of_rows),
         (note,) if told else (),
     )
+
+
+def _pairs(columns: Sequence[str], scarce: Set[str]) -> list[Source]:
+    """Return all pairs of columns of which at least one is among the scarce."""
+    return [pair for pair in combinations(columns, 2) if not scarce.isdisjoint(pair)]
 
 
 def _best(sources: list[Source], gains: dict[Source, float], most: int) -> list[Source]:

@@ -65,7 +65,7 @@ def prepare_into(
                 _encode(table, np.full(table.rows, part, np.uint8), encoder, writers, about)
     if options is not None and options.bins:
         columns = tuple(encoder.extended_schema.of(NumericColumn))
-        bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options.bins)
+        bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options)
         encoder = replace(encoder, added=replace(encoder.added, bins=bins))  # type: ignore[type-var]
     encoder.save(folder)
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
