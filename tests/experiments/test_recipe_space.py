@@ -20,6 +20,7 @@ from gdod.training.recipes import TableSize, apply_recipe
 
 TABLE = TableSize(1_500, 150, 3, 20)
 TRIALS = 4
+FEATURES = ("statistics", "pairs", "prior", "bins", "statistic_bins", "rare")
 SETTINGS = {name: value for name, value in OPTIONS.items() if name not in ("recipe", "models", "optimizer.lr")}
 # Of what is given none is searched; the smallest model, for one pass.
 SMALL = {**SETTINGS, "model": "shared-bottom:bottom=[8],embedding=2", "epochs": 1}
@@ -53,9 +54,10 @@ def test_every_part_is_searched_around_the_recipe_s_own_value(model: str) -> Non
         "epochs",
         "model.options.dropout",
         "model.options.embedding",
+        "model.options.cross",
         "model.options.ensemble",
         *(["model.options.bottom"] if model == "shared-bottom" else []),
-        *(f"data.features.{name}" for name in ("statistics", "pairs", "prior", "bins", "rare")),
+        *(f"data.features.{name}" for name in FEATURES),
     }
     written = full.model_dump(mode="json")
     own = merged(written, nested(as_settings(own_point(space, full))))
@@ -78,7 +80,7 @@ def test_every_part_is_searched_around_the_recipe_s_own_value(model: str) -> Non
         ({"data__features__pairs": 0}, {"data.features.pairs"}),
         (
             {"data__features": None},
-            {f"data.features.{name}" for name in ("statistics", "pairs", "prior", "bins", "rare")},
+            {f"data.features.{name}" for name in FEATURES},
         ),
     ],
     ids=str,

@@ -49,8 +49,8 @@ def fit_bins(
 def edges(values: NDArray[np.float32], most: int, narrowest: float = 0.0) -> tuple[float, ...]:
     """Return rising edges of at most ``most`` bins, with as many values in each as ties allow.
 
-    None if ``most`` is 0, and none of at most two different values: there the number itself says everything. Up to ``most`` + 1 different
-    values are the edges themselves. No bin is narrower than ``narrowest``.
+    None if ``most`` is 0, and none of at most two different values: there the number itself says everything. Up to
+    ``most`` + 1 different values are the edges themselves. No bin is narrower than ``narrowest``.
     """
     different = np.unique(values)
     if not most or len(different) <= 2:
