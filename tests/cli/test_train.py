@@ -118,7 +118,7 @@ def test_a_configuration_file_and_options(place: Path) -> None:
     config = json.loads((place / "run" / "config.json").read_text())
     assert (config["steps"], config["optimizer"]["lr"], config["stopping"]["least"]) == (5, 0.01, 0.5)
     assert (config["model"]["name"], config["task_weights"]) == ("mmoe", {"buy": 2.0})
-    assert config["model"]["options"].keys() == {"experts", "dropout"}  # the latter by the recipe
+    assert config["model"]["options"].keys() == {"experts", "dropout", "activation", "embedding", "cross"}  # the recipe
     assert config["model"]["options"]["experts"] == 2
     assert (config["recipe"], config["method"]["name"]) == ("strong", "sum")
     assert config["data"]["source"] == str(place / "clicks.csv")

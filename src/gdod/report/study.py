@@ -135,36 +135,36 @@ class Study:
     @cached_property
     def unequal(self) -> tuple[str, ...]:
         """The settings, besides model and method, in which not all runs are alike, by their paths."""
-        return tuple(name for name in _differing([_conditions(setting) for setting in self.settings]))
+        return tuple(
+            name for name in _differing([_conditions(setting) for setting in self.settings if not setting.is_rival])
+        )
 
     def tasks_with(self, metric: str) -> tuple[str, ...]:
         return tuple(name for name, kind in self.tasks if metric in METRICS.get(kind, ()))
 
     def values(self, setting: Setting, metric: str, task: str | None = None) -> dict[int | None, float | None]:
-        """Return a metric by seed: of one task, or the headline's mean over tasks if none is named."""
+        """Return a metric by seed: of one task, or the mean over those that have it if none is named."""
         return {seed: self.value(run, metric, task) for seed, run in setting.finished.items()}
 
     def value(self, run: RunRecord, metric: str, task: str | None = None) -> float | None:
-        """Return a metric of a run: of one task, or the headline's mean over tasks if none is named."""
+        """Return a metric of a run: of one task, or the mean over those that have it if none is named."""
         if task is not None:
             return as_number(part(part(part(run.result or {}, self.part), "tasks"), task).get(metric))
-        values = [self.value(run, metric, name) for name in self.headlines[metric]]
+        values = [self.value(run, metric, name) for name in self._known_tasks[metric]]
         known = [value for value in values if value is not None]
         # A mean over fewer tasks than the others have would not be comparable.
-        return math.fsum(known) / len(known) if known and len(known) == len(self._headline_known[metric]) else None
+        return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
     @cached_property
-    def _headline_known(self) -> dict[str, set[str]]:
-        """The tasks of each headline that have a figure in any run (a part may hold one class only)."""
+    def _known_tasks(self) -> dict[str, tuple[str, ...]]:
+        """The tasks that have a figure of a metric in any run, by metric (a part may hold one class only)."""
         return {
-            metric: {
+            metric: tuple(
                 task
-                for task in tasks
-                for setting in self.settings
-                for value in self.values(setting, metric, task).values()
-                if value is not None
-            }
-            for metric, tasks in self.headlines.items()
+                for task in self.tasks_with(metric)
+                if any(self.value(run, metric, task) is not None for run in self.runs)
+            )
+            for metric in HIGHER
         }
 
     def base_of(self, setting: Setting) -> Setting | None:
@@ -468,7 +468,9 @@ def _label(key: _Key, configs: Mapping[_Key, Mapping[str, Any]]) -> str:
     """Return the method, with its options, the settings in which it differs from others of its name and model, and
     those of which most others in the table have another value."""
     twins = [config for other, config in configs.items() if other[:2] == key[:2]]
-    own = {*_own(configs[key], twins), *_unusual(configs[key], list(configs.values()))}
+    # A rival has settings of its own kind.
+    alike = [config for other, config in configs.items() if (other[0] == RIVAL) == (key[0] == RIVAL)]
+    own = {*_own(configs[key], twins), *_unusual(configs[key], alike)}
     names = [name for name in configs[key] if name in own or name.startswith("method.options.")]
     # A method without options is called by its name alone.
     names = [name for name in names if name != "method.options"]

@@ -112,16 +112,16 @@ def _train(
 
 def _hold(folder: Folder, held: ExitStack, progress: Progress) -> None:
     """Keep other processes out of the folder until ``held`` is closed; then one that nothing came into is removed."""
-    is_new = not folder.path.exists()
+    new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     make_folder(folder.path)
-    if is_new:
-        held.callback(_remove_empty, folder.path)
+    held.callback(_remove_empty, new)
     held.enter_context(locked(folder.path, progress.say, remove=True))
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty
-        folder.rmdir()
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with suppress(OSError):  # one is not empty
+        for folder in folders:
+            folder.rmdir()
 
 
 def load_data(config: TrainConfig) -> "Dataset":
