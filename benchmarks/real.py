@@ -258,7 +258,7 @@ class Trainee:
             [sys.executable, "-m", "benchmarks.real", "--child", json.dumps(order)],
             cwd=Path(__file__).parent.parent,
             # As the commands have it: threads that wait for each other sleep.
-            env=os.environ | {"OMP_NUM_THREADS": str(case.threads), "OMP_WAIT_POLICY": "PASSIVE"},
+            env=os.environ | {"OMP_NUM_THREADS": str(case.threads), "GOMP_SPINCOUNT": "3000"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
