@@ -124,12 +124,17 @@ def by_loop(model: Model, train: MemoryPart, folder: Path, *, conflict: bool) ->
     trainer = Trainer(
         config, dataset(model, train), model, gdod.Sum(), Folder(folder), device=torch.device("cpu"), progress=Silent()
     )
-    trainer.record, trainer.total = Record(folder / "metrics.jsonl", 0, None), 10**9
+    return blocks_of(trainer)
+
+
+def blocks_of(trainer: Trainer) -> Callable[[], float]:
+    """Return what trains until an evaluation is due, which is left out, and returns the seconds that it took."""
+    trainer.record, trainer.total = Record(trainer.folder.path / "metrics.jsonl", 0, None), 10**9
     batches, nothing = trainer._batches(), StopRequest()
 
     def block() -> float:
         start = time.perf_counter()
-        trainer._train(batches, nothing)  # until an evaluation is due, which is left out
+        trainer._train(batches, nothing)
         return time.perf_counter() - start
 
     return block

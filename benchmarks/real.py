@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.loop import by_hand
+from benchmarks.loop import blocks_of, by_hand
 from benchmarks.measure import PAUSE, can_keep_freed_memory, keep_freed_memory
 from benchmarks.report import ENOUGH_PAIRS, UNSTEADY, environment, markdown_table
 from gdod._backward import Info
@@ -31,10 +31,8 @@ from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.tables.table_schema import TableSchema
 from gdod.models import Categorical, Numeric, Schema, Task, build
 from gdod.training import Folder, Silent, TrainConfig, check_config
-from gdod.training.interruption import StopRequest
 from gdod.training.loop import Trainer
 from gdod.training.recipes import TableSize, apply_recipe
-from gdod.training.record import Record
 from gdod.training.seeds import seed_for, seeded_method
 
 RESULTS = Path(__file__).parent / "results"
@@ -220,15 +218,7 @@ def blocks(case: Case, way: str, folder: Path) -> tuple[Callable[[], float], Wat
         return by_hand(model, dataset.train, missing=False), None
     method = seeded_method(config.method.name, config.method.options, 0)
     trainer = Watched(config, dataset, model, method, Folder(folder), device=torch.device("cpu"), progress=Silent())
-    trainer.record, trainer.total = Record(folder / "metrics.jsonl", 0, None), 10**9
-    batches, nothing = trainer._batches(), StopRequest()
-
-    def block() -> float:
-        start = time.perf_counter()
-        trainer._train(batches, nothing)  # until an evaluation is due, which is left out
-        return time.perf_counter() - start
-
-    return block, trainer
+    return blocks_of(trainer), trainer
 
 
 def train(case: Case, way: str) -> None:

@@ -96,18 +96,11 @@ def about(
     chosen: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the content of `about.json`: what is run on which data, with which versions, and what a recipe chose."""
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "command": list(command),
         "versions": versions(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "data": {
-            "name": dataset.name,
-            "fingerprint": dataset.fingerprint,
-            "rows": {name: len(part) for name, part in parts.items()},
-            "notes": list(dataset.notes),
-        },
-        "tasks": [{"name": task.name, "kind": task.kind} for task in dataset.tasks],
+        **data_content(dataset),
         "model": {"name": config.model.name, "parameters": sum(one.numel() for one in model.parameters())},
         "method": {"name": config.method.name, "options": config.method.options},
         "seed": config.seed,
@@ -116,6 +109,20 @@ def about(
         "device": str(device),
         "precision": config.precision,
         **({"recipe": {"name": config.recipe, "chosen": list(chosen)}} if chosen else {}),
+    }
+
+
+def data_content(dataset: "Dataset") -> dict[str, Any]:
+    """Return what `about.json` says of the data and the tasks."""
+    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    return {
+        "data": {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "rows": {name: len(part) for name, part in parts.items()},
+            "notes": list(dataset.notes),
+        },
+        "tasks": [{"name": task.name, "kind": task.kind} for task in dataset.tasks],
     }
 
 

@@ -24,7 +24,7 @@ from gdod.experiments.rivals.inputs import RivalInput, Rows, load_input
 from gdod.schema import Task
 from gdod.training.evaluation import Predictions
 from gdod.training.record import finite
-from gdod.training.run import Folder, versions
+from gdod.training.run import Folder, data_content, versions
 from gdod.training.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -175,19 +175,11 @@ def _about(
     config: RivalConfig, booster: Booster, options: BoosterOptions, threads: int, command: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the content of `about.json`: as that of a network on the comparison's data, and the rival's settings."""
-    dataset = prepare_data(config)
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "command": list(command or ()),
         "versions": {**versions(), booster.package: version(booster.package)},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "data": {
-            "name": dataset.name,
-            "fingerprint": dataset.fingerprint,
-            "rows": {name: len(part) for name, part in parts.items()},
-            "notes": list(dataset.notes),
-        },
-        "tasks": [{"name": task.name, "kind": task.kind} for task in dataset.tasks],
+        **data_content(prepare_data(config)),
         "model": {"name": config.model.name},
         "method": {"name": config.method.name, "options": config.method.options},
         "rival": {"settings": describe(booster, options)},
