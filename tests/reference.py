@@ -7,7 +7,7 @@ float64, and shares no code with `src/gdod`.
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ def expected(
 
     def row(loss: Tensor) -> Tensor:
         grads = gradient(loss)
-        return torch.cat([dense(grads[name], named[name]).reshape(-1).double() for name in shared])
+        return torch.cat([numbers(dense(grads[name], named[name])) for name in shared])
 
     def mean(i: int, examples: Tensor) -> Tensor:  # zero, with a graph, when nothing is labelled
         return weights[i] * tasks[i][examples].sum() / max(len(examples), 1)
@@ -129,8 +129,11 @@ def expected(
 
     total = gradient(torch.stack([mean(i, m.nonzero()[:, 0]) for i, m in enumerate(labelled)]).sum())
     private = {n: dense(g, named[n]) for n, g in total.items() if n not in shared and g is not None}
-    pieces = algorithm.update.split([named[name].numel() for name in shared])
-    update = {name: piece.view_as(named[name]) for name, piece in zip(shared, pieces, strict=True)}
+    pieces = algorithm.update.split([len(numbers(named[name])) for name in shared])
+    update = {
+        name: piece if named[name].is_complex() else piece.view_as(named[name])
+        for name, piece in zip(shared, pieces, strict=True)
+    }
     return Expected(rows, averages, rule, algorithm, update, private)
 
 
@@ -157,7 +160,7 @@ def check(
     twin = copy.deepcopy(model)
     theirs = list(inputs)
     if reference_in is not None:
-        twin = twin.to(reference_in)
+        twin = in_precision(twin, reference_in)
         theirs = [x.to(reference_in) if x.is_floating_point() else x for x in inputs]
     options = {"mask": mask, "task_weights": task_weights}
     torch.manual_seed(0)  # the same dropout in both
@@ -235,7 +238,22 @@ def sensitivity(target: Expected, noise: float) -> float:
 
 
 def tolerance_for(dtype: torch.dtype) -> tuple[float, float]:
-    return FLOAT64 if dtype == torch.float64 else FLOAT32
+    return FLOAT64 if dtype in (torch.float64, torch.complex128) else FLOAT32
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def in_precision(model: M, dtype: torch.dtype) -> M:
+    """The model with all numbers in this precision, complex ones as pairs of it (`Module.to` would make them real)."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(change)  # type: ignore[no-untyped-call]
+    return model
 
 
 def columns(losses: Losses) -> list[Tensor]:
@@ -253,4 +271,9 @@ def dense(grad: Tensor | None, like: Tensor) -> Tensor:
 
 
 def flat(named: Mapping[str, nn.Parameter], names: Iterable[str]) -> Tensor:
-    return torch.cat([dense(named[n].grad, named[n]).reshape(-1).double() for n in names])
+    return torch.cat([numbers(dense(named[n].grad, named[n])) for n in names])
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """All numbers in one vector of float64; of complex ones the real and imaginary parts."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1).double()

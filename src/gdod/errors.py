@@ -9,5 +9,9 @@ class NonFiniteInputError(InputError):
     """Losses or their gradients are infinite or not a number. No `.grad` has been written to."""
 
 
-class MixingWarning(UserWarning):
+class SlowPathWarning(UserWarning):
+    """Some parameters need a backward pass for each row: the result is exact, the step slower."""
+
+
+class MixingWarning(SlowPathWarning):
     """Examples of a batch influence each other's losses, so that each row needs a backward pass of its own."""

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests._backward.grads import grad_of
+from tests._backward.without_rule import times
 from tests.reference import assert_private, assert_update, expected, flat
 from tests.rows.distributed.cases import VARIETY, Everything, Mixing, Recurrent, Sequences, masks
 from tests.rows.distributed.cases import everything_data as make_data
@@ -111,10 +112,11 @@ class Tied(nn.Module):
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
         x = torch.tanh(self.twice(torch.tanh(self.twice(self.item(ids)))))
         x = torch.softmax(x @ self.item.weight.t(), 1) @ self.item.weight
-        x = x * torch.sin(self.angle)
+        x = times(x, self.angle)
         return {f"t{n}": tower(x).squeeze(1) for n, tower in enumerate(self.towers)}
 
 
+@pytest.mark.filterwarnings("ignore::gdod.SlowPathWarning")
 @settings(max_examples=25)
 @given(data=st.data())
 def test_as_the_dense_reference(data: st.DataObject) -> None:
@@ -172,7 +174,7 @@ def test_examples_that_mix_within_a_micro_batch() -> None:
 
     data = Data({"user": torch.randint(0, 30, (10,))})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gdod.MixingWarning)
+        warnings.simplefilter("ignore", gdod.SlowPathWarning)
         info = check_against_one_batch(Mixing().double(), losses, data, [4, 6], lambda: gdod.GDOD(groups=3), whole)
     assert info.slow
 
@@ -199,7 +201,7 @@ def test_examples_that_mix_in_one_micro_batch_only() -> None:
         first[place] = True
         data = Data({"ids": torch.randint(1, 50, (12, 4)), "first": first})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", gdod.MixingWarning)
+            warnings.simplefilter("ignore", gdod.SlowPathWarning)
             check_against_one_batch(Sequences().double(), losses, data, [7, 5], lambda: gdod.GDOD(groups=3), whole)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.reference import BFLOAT16, check
+from tests.reference import BFLOAT16, check, in_precision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -56,7 +56,7 @@ class Tasks(nn.Module):
 
 def build(make: Make, dtype: torch.dtype, tasks: int = 3) -> tuple[Tasks, list[Tensor]]:
     trunk, inputs = make()
-    model = Tasks(trunk, tasks).to(dtype)
+    model = in_precision(Tasks(trunk, tasks), dtype)
     every = [torch.rand(BATCH, tasks), *inputs]
     return model, [x.to(dtype) if x.is_floating_point() else x for x in every]
 
@@ -770,6 +770,7 @@ EXACT = {
 
 @RULES
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.filterwarnings("ignore::gdod.SlowPathWarning")
 def test_exact(name: str, rule: str, dtype: torch.dtype) -> None:
     check(*build(EXACT[name], dtype), rule=rule)
 
@@ -854,7 +855,7 @@ REARRANGING = {
 
 
 @pytest.mark.parametrize("name", REARRANGING)
-@pytest.mark.filterwarnings("ignore::gdod.MixingWarning")
+@pytest.mark.filterwarnings("ignore::gdod.SlowPathWarning")
 def test_rearranged_examples_may_warn_and_stay_exact(name: str, dtype: torch.dtype) -> None:
     check(*build(REARRANGING[name], dtype))
 

@@ -68,3 +68,17 @@ def test_lookups_beside_other_inputs() -> None:
     gdod.backward(losses, gdod.Sum(), diagnose=True, shared=[table.weight])
     expected = torch.autograd.grad(layer(torch.cat([table(ids), numbers], 1)).square().mean(0).sum(), [table.weight])[0]
     torch.testing.assert_close(table.weight.grad, expected)
+
+
+@pytest.mark.parametrize("repeated", ["once", "often"])
+def test_a_table_much_longer_than_the_batch(repeated: str) -> None:
+    """Ids are then sorted, and not looked up in memory of the table's length."""
+    test_gram_and_update((3000, 4000), "one each", repeated, groups=4, sparse=True)
+
+
+def test_lists_without_any_id() -> None:
+    table, layer = nn.EmbeddingBag(5, 3, mode="sum"), nn.Linear(3, TASKS)
+    nothing, offsets = torch.zeros(0, dtype=torch.long), torch.zeros(EXAMPLES, dtype=torch.long)
+    info = gdod.backward(layer(table(nothing, offsets)).square(), gdod.GDOD(groups=4), shared=[table.weight])
+    assert info.gram is not None
+    assert not bool(info.gram.matrix.any())

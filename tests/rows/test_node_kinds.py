@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import gdod
 from gdod import rows
 from gdod.rows import node_kinds
-from gdod.rows.node_kinds import ENTRIES, KINDS, is_view, kind_of, stacked_rule, use_of
+from gdod.rows.node_kinds import ENTRIES, KINDS, is_view, kind_of, refusal_of, stacked_rule, use_of
 
 FOLDER = Path(rows.__file__).parent
 OF_NO_OPERATION = {"CheckpointFunctionBackward"}  # made by a function in Python
@@ -78,3 +79,43 @@ def test_what_swaps_the_dimensions_of_a_matrix(view: Any, transposes: bool) -> N
 def node_of(x: Tensor) -> torch.autograd.graph.Node:
     assert x.grad_fn is not None
     return x.grad_fn
+
+
+def named(name: str) -> Any:
+    """Return what a node of a function in C++ looks like: all are of one class."""
+    return type("CppFunction", (), {"name": lambda self: f"torch::autograd::CppNode<{name}>"})()
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("SplitLookupFunction_sgd_Op_pt2", True),
+        ("SplitNoBagLookupFunction_rowwise_adagrad_Op", True),
+        ("(anonymous namespace)::SplitLookupFunction_Dense_Op", False),
+        ("SomethingElse", False),
+    ],
+)
+def test_tables_that_train_in_the_backward_pass_are_refused(name: str, fused: bool) -> None:
+    """A method makes one pass for each task, and each would change the weights."""
+    refusal = refusal_of(named(name))
+    assert (refusal is not None) == fused
+    assert refusal is None or "fused optimizer" in refusal
+
+
+def test_tables_of_fbgemm() -> None:
+    """With the real library, where it is installed."""
+    pytest.importorskip("fbgemm_gpu", reason="fbgemm-gpu-cpu is not installed; docs/distributed.md says which fits")
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        EmbeddingLocation,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    place = (20, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)
+    tables = SplitTableBatchedEmbeddingBagsCodegen([place], optimizer=EmbOptimType.EXACT_SGD)
+    before = tables.weights_host.detach().clone()
+    losses = torch.nn.Linear(4, 2)(tables(torch.arange(12), torch.arange(13))) ** 2
+    with pytest.raises(gdod.InputError, match="fused optimizer"):
+        gdod.backward(losses, gdod.GDOD(groups=4))
+    assert torch.equal(tables.weights_host, before)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gdod.rows.cotangent import working
 from gdod.rows.views import undo
 
 Chain = Sequence[tuple[Node, int]]
@@ -44,11 +45,11 @@ class Block(ABC):
 
 
 class Dense(Block):
-    """The rows of one parameter as a matrix."""
+    """The rows of one parameter as a matrix; of a complex one they hold real and imaginary parts side by side."""
 
     def __init__(self, parameter: Tensor, rows: Tensor, shape: Sequence[int], chain: Chain) -> None:
         self.parameter = parameter
-        self.rows = rows  # [N, numel]
+        self.rows = rows  # [N, numel], or twice as many columns
         self.shape = shape  # of the viewed parameter
         self.chain = chain
 
@@ -69,34 +70,43 @@ class Dense(Block):
         return weights @ rows @ rows.T
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        grad = (weights @ self.rows).view(self.shape)
-        return [(self.parameter, undo(self.chain, grad))]
+        grad = weights @ self.rows
+        if self.parameter.is_complex():
+            return [(self.parameter, torch.view_as_complex(grad.view(*self.shape, 2)))]
+        return [(self.parameter, undo(self.chain, grad.view(self.shape)))]
 
 
-# Below this many rows one product is quicker than the blocks of its upper triangle.
-_SPLIT_ROWS = 64
+def row_matrix(rows: Tensor) -> Tensor:
+    """Return stacked gradients as the matrix that `Dense` takes. [N, *shape] -> [N, numel] or [N, 2 * numel]"""
+    rows = working(rows)
+    return (torch.view_as_real(rows) if rows.is_complex() else rows).reshape(len(rows), -1)
+
+
+# Rows that are multiplied at once by all that follow: the fewer, the less is multiplied twice, but the slower. From
+# so many rows on a strip is twice as wide.
+_STRIP, _MANY_ROWS = 16, 128
 # Columns are cut into pieces of at least so many, whose products are summed in the rows' own precision.
 _COLUMNS = 2048
 _MOST_PIECES = 32
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """Return ``rows @ rows.T`` in float64, at little more than half the multiplications: upper blocks, then mirrored.
+    """Return ``rows @ rows.T`` in float64, at little more than half the multiplications: strips of its upper triangle,
+    then mirrored.
 
     Where it is to be differentiated again, it is the plain product.
     """
     count = len(rows)
     if torch.is_grad_enabled():
         return rows @ rows.T
-    if count < _SPLIT_ROWS:
+    strip = _STRIP if count < _MANY_ROWS else 2 * _STRIP
+    if count <= strip:
         return _product(rows, rows)
-    half = count // 2
     gram = rows.new_empty(count, count, dtype=torch.float64)
-    upper, lower = rows[:half], rows[half:]
-    gram[:half, :half] = symmetric_product(upper)
-    gram[half:, half:] = symmetric_product(lower)
-    gram[:half, half:] = _product(upper, lower)
-    gram[half:, :half] = gram[:half, half:].T
+    for first in range(0, count, strip):
+        last = min(first + strip, count)
+        gram[first:last, first:] = _product(rows[first:last], rows[first:])
+        gram[last:, first:last] = gram[first:last, last:].T
     return gram
 
 

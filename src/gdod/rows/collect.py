@@ -4,15 +4,15 @@ One pass serves all tasks where their shared layers allow it, otherwise there is
 examples mix or whose nodes have no rule take a further pass for each row.
 """
 
-import warnings
 from collections.abc import Sequence
+from math import floor, log2
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from gdod.errors import InputError, MixingWarning
+from gdod.errors import InputError
+from gdod.rows.fully_sharded import kept_whole
 from gdod.rows.graph import Graph, walk
 from gdod.rows.groups import Groups, Owner
 from gdod.rows.ownership import factors, keeps_apart, owners
@@ -20,6 +20,7 @@ from gdod.rows.passes import Passes, grad
 from gdod.rows.plan import Assignment, Plan, plan_for
 from gdod.rows.recipe import Recipe, make_recipe
 from gdod.rows.rows import Contributions, SlowPath
+from gdod.rows.slow_path import warn_of_slow_path
 from gdod.rows.targets import Target
 from gdod.rows.trunk import find_trunk
 from gdod.rows.views import output_shape
@@ -43,11 +44,17 @@ def collect(
     plan = plan_for(graph, groups.examples, named)
     if shared is not None:
         check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
-    recipe, assignment = _recipe(graph, plan, targets, seeds, groups.examples)
-    if recipe.slow:
-        _warn_of_mixing(graph, recipe, len(plan.shared))
-    passes = Passes(graph, plan, recipe, groups)
-    passes.run(targets, seeds, active, retain_graph, assignment)
+    with kept_whole(map(graph.leaf, graph.leaves())):
+        recipe, assignment = _recipe(graph, plan, targets, seeds, groups.examples)
+        if recipe.slow:
+            warn_of_slow_path(
+                [(graph.leaf(slow.leaf), slow.reason, slow.mixes) for slow in recipe.slow],
+                len(plan.shared),
+                groups.count,
+                len(active),
+            )
+        passes = Passes(graph, plan, recipe, groups)
+        passes.run(targets, seeds, active, retain_graph, assignment)
     return Contributions(
         groups=groups,
         tasks=len(targets),
@@ -58,24 +65,6 @@ def collect(
         passes=passes.count,
         last_layer=frozenset(id(graph.leaf(leaf)) for leaf in plan.last_layer),
     )
-
-
-_WARNED = WeakTensorKeyDictionary()
-
-
-def _warn_of_mixing(graph: Graph, recipe: Recipe, shared: int) -> None:
-    """Warn that parameters need a pass for each row because examples mix, once for a model."""
-    mixed = [graph.leaf(slow.leaf) for slow in recipe.slow if slow.mixes]
-    if mixed and not any(parameter in _WARNED for parameter in mixed):
-        warnings.warn(
-            "examples of the batch influence each other's losses (batch norm in training, in-batch negatives, ...), "
-            f"or their places cannot be followed: {len(mixed)} of {shared} shared parameters need a backward pass "
-            "for each row. The result is exact, the step slower; layer norm in place of batch norm avoids it",
-            MixingWarning,
-            stacklevel=4,
-        )
-    for parameter in mixed:
-        _WARNED[parameter] = True
 
 
 def check_reached(targets: Sequence[Target], shared: Sequence[Tensor]) -> None:
@@ -108,26 +97,45 @@ def _recipe(
     assignment.examine = assignment.recipe is None or not assignment.settled or visits & (visits - 1) == 0
     if assignment.recipe is None or assignment.examine:
         by_node = dict(zip(plan.nodes, shapes, strict=True))
+        settled = True
         if examples == 1:
-            assignment.settled = True
-            owned = {node: [Owner(dim, size) for dim, size in enumerate(shape)] for node, shape in by_node.items()}
-        else:
-            if plan.nodes:
-                _probe(graph, plan, assignment, targets, seeds, examples)
-            owned = {node: assignment.owners[node, 0] for node in plan.nodes}
-        assignment.recipe = make_recipe(graph, plan, owned, by_node, examples)
-        assignment.trunk = None if assignment.recipe.slow else find_trunk(graph, plan)
+            assignment.owners = {
+                (number, output): [Owner(*one) for one in enumerate(output_shape(graph.nodes[number], output))]
+                for number, output in (*plan.way, *plan.beyond)
+            }
+        elif plan.way or plan.beyond:
+            settled = _probe(graph, plan, assignment, targets, seeds, examples)
+        recipe = assignment.recipe = make_recipe(graph, plan, assignment.owners, by_node, examples)
+        assignment.settled = settled and (examples == 1 or keeps_apart(graph, recipe.way, assignment.owners))
+        assignment.trunk = None if recipe.slow else find_trunk(graph, plan, recipe)
     return assignment.recipe, assignment
+
+
+def _size(seeds: Tensor, graph: Graph, way: Sequence[tuple[int, int]]) -> float:
+    """Return a power of two near the seeds, so that hooks which go by the size of a gradient do what they would do.
+
+    It is 1 with half-precision numbers, which would lose digits, or seeds that a scaler made large.
+    """
+    largest = float(seeds.abs().max())
+    dtypes = {graph.nodes[number]._input_metadata[output].dtype for number, output in way}
+    if dtypes & {torch.float16, torch.bfloat16} or not 0 < largest < 1:
+        return 1.0
+    return 2.0 ** floor(log2(largest))
 
 
 def _probe(
     graph: Graph, plan: Plan, assignment: Assignment, targets: Sequence[Target], seeds: Tensor, examples: int
-) -> None:
-    """Find the owners of all cotangents between the losses and the places where they are wanted, by two passes."""
+) -> bool:
+    """Find the owners of all cotangents between the losses and the places where they are wanted, by two passes.
+
+    Return whether no cotangent can be assigned in several ways.
+    """
     generator = torch.Generator().manual_seed(assignment.visits)
     factor = factors(examples, generator).to(seeds)
     tasks = (0.5 + torch.rand(len(targets), generator=generator)).to(seeds)
-    edges = [GradientEdge(graph.nodes[number], output) for number, output in plan.way]
+    way = (*plan.way, *plan.beyond)
+    tasks = tasks * _size(seeds, graph, way)
+    edges = [GradientEdge(graph.nodes[number], output) for number, output in way]
 
     def cotangents(examples: Tensor) -> Sequence[Tensor | None]:
         values = [target.seed(task * examples) for target, task in zip(targets, tasks, strict=True)]
@@ -135,10 +143,10 @@ def _probe(
 
     plain, scaled = cotangents(torch.ones_like(factor)), cotangents(factor)
     settled = True
-    for at, one, other in zip(plan.way, plain, scaled, strict=True):
+    for at, one, other in zip(way, plain, scaled, strict=True):
         possible = [] if one is None or other is None else owners(one, other, factor)
         settled = settled and len(possible) <= 1
         known = assignment.owners.get(at, possible)
         # An assignment that holds on this batch, too, is narrowed down; one that does not is dropped.
         assignment.owners[at] = [owner for owner in possible if owner in known] or possible
-    assignment.settled = settled and keeps_apart(graph, plan.way, assignment.owners)
+    return settled

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-LEAF: type = type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+
+def _leaf() -> type:
+    """Return the class of the nodes at which tensors accumulate their gradient, also if gradients are switched off."""
+    with torch.enable_grad():
+        return type(torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+
+
+LEAF: type = _leaf()
 _SCALARS: dict[type, tuple[str, ...]] = {}
 
 

@@ -18,6 +18,8 @@ from gdod.rows.workspace import take, zeros_for
 
 # Numbers in the largest matrix of table rows that several groups share.
 _SHARED_CHUNK = 2**24
+# Vectors of a table for each one looked up, up to which ids address memory of the table's length and are not sorted.
+_ADDRESSED = 64
 
 
 @dataclass(frozen=True)
@@ -145,16 +147,19 @@ class Tables(Block):
         values = self.values.double() if precise else self.values
         if only is not None:
             values = values * self._belongs_to(only).unsqueeze(1)
+        if not self._is_small and self._repeated is None:
+            return self._with_themselves(values)
+        # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
+        entries = _laid_out(values.transpose(0, 1)).view(-1, self.tasks * values.shape[2])  # [E, K * d]
         if self._is_small:
-            merged = list(self._merged(values, self.ids, self.group, self.rows))
+            merged = list(self._merged(entries, self.ids, self.group, self.rows))
             if not precise and only is None and len(merged) == 1:
                 self.merged = merged[0]
             return sum_of_products(merged)
-        if self._repeated is None:
-            return self._with_themselves(values)
+        assert self._repeated is not None
         at, number, count = self._repeated
         others = self._with_themselves(values.index_fill(1, at, 0))
-        return others + sum_of_products(self._merged(values[:, at], number, self.group[at], count))
+        return others + sum_of_products(self._merged(entries.index_select(0, at), number, self.group[at], count))
 
     def products_with(self, weights: Tensor) -> Tensor:
         values, count = self.values.double(), len(weights)
@@ -173,13 +178,27 @@ class Tables(Block):
     @cached_property
     def _repeated(self) -> tuple[Tensor, Tensor, int] | None:
         """The entries whose id occurs more than once, the number of the id of each, and the number of such ids."""
-        distinct, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
-        if distinct.shape == self.ids.shape:
-            return None
+        number, counts = self._numbered()
         several = counts > 1
-        at = several[number].nonzero().squeeze(1)
         numbers = several.cumsum(0)  # from 1 on
-        return at, numbers[number[at]] - 1, int(numbers[-1])
+        count = int(numbers[-1]) if len(numbers) else 0
+        if not count:
+            return None
+        at = several.index_select(0, number).nonzero().squeeze(1)
+        return at, numbers.index_select(0, number.index_select(0, at)) - 1, count
+
+    def _numbered(self) -> tuple[Tensor, Tensor]:
+        """Return a number for the id of each entry [E], and how often the id with each number occurs."""
+        entries = self.ids.shape[0]
+        if self.rows > _ADDRESSED * entries or self.ids.device.type != "cpu":
+            _, number, counts = torch.unique(self.ids, return_inverse=True, return_counts=True)
+            return number, counts
+        # Each entry writes its number at its id; the last one there, whose number all of them read, counts for the id.
+        # Only what was written is read. It takes a third of the time of sorting ids.
+        slots = take((self.rows,), self.ids)
+        slots = self.ids.new_empty(self.rows) if slots is None else slots
+        number = slots.scatter_(0, self.ids, _numbers(entries)).index_select(0, self.ids)
+        return number, torch.bincount(number, minlength=entries)
 
     def _with_themselves(self, values: Tensor) -> Tensor:
         """Return the Gram matrix of entries that meet only themselves: nothing between groups. [N, N]"""
@@ -198,21 +217,19 @@ class Tables(Block):
         wanted = [entries.ids.new_tensor(id(self.tables[number][0]) in only) for number, entries in self.uses]
         return torch.cat([one.expand(entries.ids.shape) for one, (_, entries) in zip(wanted, self.uses, strict=True)])
 
-    def _merged(self, values: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
-        """Yield the rows over numbered ids, some ids at a time. [N, ids * d]"""
-        groups, (tasks, _, width) = self.groups, values.shape
+    def _merged(self, entries: Tensor, number: Tensor, group: Tensor, ids: int) -> Iterator[Tensor]:
+        """Yield the rows over numbered ids, some ids at a time, from the entries' vectors [E, K * d]. [N, ids * d]"""
+        groups, tasks, width = self.groups, self.tasks, entries.shape[1] // self.tasks
         step = max(1, _SHARED_CHUNK // (groups * tasks * width))
-        # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
         # Memory is kept for small tables alone: how many ids repeat in a large one changes from step to step.
         laid_out = _laid_out if ids == self.rows else Tensor.contiguous
-        entries = laid_out(values.transpose(0, 1)).view(-1, tasks * width)  # [E, K * d]
         for first in range(0, ids, step):
             count = min(step, ids - first)
             some, its_number, its_group = entries, number, group
             if count < ids:
                 inside = (number >= first) & (number < first + count)
                 some, its_number, its_group = entries[inside], number[inside] - first, group[inside]
-            merged = values.new_zeros(groups * count, tasks * width)
+            merged = entries.new_zeros(groups * count, tasks * width)
             merged.index_add_(0, torch.add(its_number, its_group, alpha=count), some)
             by_task = merged.view(groups, count, tasks, width).transpose(1, 2)
             yield laid_out(by_task).view(groups * tasks, count * width)
@@ -221,8 +238,12 @@ class Tables(Block):
         if self.merged is not None and not any(sparse for _, sparse in self.tables):
             grads = (weights @ self.merged).view(self.rows, -1).split([len(table) for table, _ in self.tables])
             return [(table, grad.to(table.dtype)) for (table, _), grad in zip(self.tables, grads, strict=True)]
-        weights = weights.view(self.groups, self.tasks).T[:, self.group]  # [K, E]
-        summed = (weights.unsqueeze(2) * self.values).sum(0)  # [E, d]
+        if self.in_order and len(self.uses) == 1:
+            by_group = self.values.reshape(self.tasks, self.groups, -1).transpose(0, 1)  # [groups, K, entries * d]
+            summed = torch.bmm(weights.view(self.groups, 1, self.tasks), by_group).view(-1, self.values.shape[2])
+        else:
+            each = weights.view(self.groups, self.tasks).T[:, self.group]  # [K, E]
+            summed = (each.unsqueeze(2) * self.values).sum(0)  # [E, d]
         return self._spread(summed)
 
     def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -233,6 +254,11 @@ class Tables(Block):
             parts[number].append((entries, values))
         tables = zip(self.tables, parts, strict=True)
         return [(table, (_sparse if sparse else _dense)(table, uses)) for (table, sparse), uses in tables]
+
+
+@lru_cache(maxsize=64)
+def _numbers(count: int) -> Tensor:
+    return torch.arange(count)
 
 
 @lru_cache(maxsize=4)  # with a group for each example they are large

@@ -5,6 +5,7 @@ not in it is called by itself, a parameter that enters it needs a backward pass 
 examined in every step. CONTRIBUTING.md says how to add one.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,17 @@ from gdod.rows import mixing, stacked, views
 from gdod.rows.lookup import Bag, Lookup
 from gdod.rows.mixing import Separation
 from gdod.rows.stacked import Rule
-from gdod.rows.uses import Contraction, Convolution, Reduction, Use, batch_normalised, divisor, layer_normalised
+from gdod.rows.uses import (
+    Contraction,
+    Convolution,
+    Reduction,
+    Use,
+    batch_normalised,
+    divisor,
+    group_normalised,
+    layer_normalised,
+    negative_part,
+)
 from gdod.rows.views import Condition
 
 
@@ -41,6 +52,8 @@ class NodeKind:
     """Under what condition a node cannot mix examples; None: it has to be examined in every step."""
     refusal: str | None = None
     """What to tell the user where a graph with such a node cannot be used at all."""
+    hint: str | None = None
+    """What to tell the user about how to do without such a node, where it has no rule."""
 
 
 _UNKNOWN = NodeKind()
@@ -91,8 +104,15 @@ ENTRIES: Mapping[str, NodeKind] = {
     "NativeLayerNormBackwardBackward0": NodeKind(separates=mixing.unless_normalised),
     """
     AvgPool2DBackward0 AvgPool2DBackwardBackward0 ConvolutionBackward1 MaxPool2DWithIndicesBackward0
-    MaxPool2DWithIndicesBackwardBackward0 NativeGroupNormBackward0
+    MaxPool2DWithIndicesBackwardBackward0
     """: NodeKind(separates=mixing.leading(1)),
+    "NativeGroupNormBackward0": NodeKind(
+        uses={1: Reduction(group_normalised, channels=True), 2: _SUM_OF_CHANNELS}, separates=mixing.leading(1)
+    ),
+    "MkldnnRnnLayerBackward0": NodeKind(
+        hint="torch runs this LSTM as one node; within `with torch.backends.mkldnn.flags(enabled=False):` it shows its "
+        "parts, which have rules"
+    ),
     "ScaledDotProductFlashAttentionForCpuBackward0": NodeKind(separates=mixing.leading(2)),
     "SoftmaxBackward0": NodeKind(stacked=stacked.softmax, separates=mixing.unless_along_its_dim),
     """
@@ -107,6 +127,7 @@ ENTRIES: Mapping[str, NodeKind] = {
     "ClampBackward1": _separate(stacked=stacked.clamp),
     "ReluBackward0": _separate(stacked=stacked.pointwise(stacked.relu, "_saved_result")),
     "SigmoidBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.sigmoid_backward, "_saved_result")),
+    "PreluKernelBackward0": _separate(uses={1: Reduction(negative_part)}, stacked=stacked.prelu),
     "SiluBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.silu_backward, "_saved_self")),
     "TanhBackward0": _separate(stacked=stacked.pointwise(torch.ops.aten.tanh_backward, "_saved_result")),
     """
@@ -129,6 +150,8 @@ ENTRIES: Mapping[str, NodeKind] = {
     TanBackward0 TanhBackwardBackward0 ThresholdBackward0 ThresholdBackward1 ThresholdBackwardBackward0
     WhereBackward0 XlogyBackward0 XlogyBackward1 XlogyBackward2
     """: _separate(),
+    # Weights made of parameters, in one node: nothing else enters it
+    "WeightNormInterfaceBackward0": NodeKind(),
     # Views and copies
     """
     CloneBackward0 ReshapeAliasBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3
@@ -160,6 +183,14 @@ ENTRIES: Mapping[str, NodeKind] = {
         "losses; pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
     ),
 }
+# FBGEMM's lookups, named after their optimizer; those called Dense have none.
+_FUSED = re.compile(r"Split(NoBag)?LookupFunction_(?!Dense_)")
+_FUSED_TABLES = (
+    "the model has FBGEMM tables with a fused optimizer (SplitTableBatchedEmbeddingBagsCodegen, as in sharded or fused "
+    "collections of TorchRec), which change their weights in every backward pass, and a method makes several; use "
+    "tables without it: torchrec.EmbeddingBagCollection as it is, DenseTableBatchedEmbeddingBagsCodegen, or "
+    "nn.EmbeddingBag"
+)
 KINDS: Mapping[str, NodeKind] = {name: kind for names, kind in ENTRIES.items() for name in names.split()}
 
 
@@ -168,11 +199,25 @@ def kind_of(node: Node) -> NodeKind:
     return KINDS.get(type(node).__name__, _UNKNOWN)
 
 
+def refusal_of(node: Node) -> str | None:
+    """Return what to tell the user if a graph with this node cannot be used at all."""
+    # All functions in C++ are of one class, and only their name tells which they are.
+    if type(node).__name__ == "CppFunction" and _FUSED.search(node.name()):
+        return _FUSED_TABLES
+    return kind_of(node).refusal
+
+
+def is_known(node: Node) -> bool:
+    """Return whether the table has an entry for nodes of this kind."""
+    return type(node).__name__ in KINDS
+
+
 def use_of(node: Node, slot: int) -> Use | str:
     """Return how a parameter that enters at input ``slot`` gets rows, or the reason why it needs a pass for each."""
     use = kind_of(node).uses.get(slot)
     if use is None:
-        return f"no rule for input {slot} of {type(node).__name__}"
+        hint = kind_of(node).hint
+        return f"no rule for input {slot} of {type(node).__name__}{'' if hint is None else f': {hint}'}"
     return use.obstacle(node) or use
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gdod.rows.blocks import Block, Dense
+from gdod.rows.blocks import Block, Dense, row_matrix
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups
 from gdod.rows.lookup import Entries, Tables
@@ -114,11 +114,11 @@ def view_of(block: Block) -> int:
 
 def apart(blocks: Sequence[Block], count: int, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Block]:
     """Return blocks with the ``count`` rows of each parameter in its own shape, whatever the form of ``blocks``."""
-    rows = {id(p): p.detach().new_zeros(count, p.numel(), dtype=dtype) for p in parameters}
+    rows = {id(p): row_matrix(p.detach().new_zeros(count, *p.shape)).to(dtype) for p in parameters}
     for block in blocks:
         for row, unit in enumerate(torch.eye(count).to(block.like)):
             for parameter, grad in block.combine(unit):
-                rows[id(parameter)][row] = grad.reshape(-1)
+                rows[id(parameter)][row] = row_matrix(grad.unsqueeze(0))[0]
     return [Dense(p, rows[id(p)], p.shape, []) for p in parameters]
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gdod.errors import InputError
-from gdod.rows.blocks import Block, Chain, Dense
-from gdod.rows.cotangent import Cotangent, Deltas, working
+from gdod.rows.blocks import Block, Chain, Dense, row_matrix
+from gdod.rows.computed import Computed, stacked_rows
+from gdod.rows.cotangent import Cotangent, Deltas
+from gdod.rows.fully_sharded import kept_whole
 from gdod.rows.graph import Graph, walk
 from gdod.rows.groups import WHOLE, Groups
 from gdod.rows.lookup import Entries, Tables
@@ -64,7 +66,7 @@ def derivatives(
     values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
     if further is not None and further[0].requires_grad:
         outputs, values = [*outputs, further[0]], [*values, further[1]]
-    with without_hooks(leaves):
+    with without_hooks(leaves), kept_whole(leaves):
         return grad(outputs, leaves, values, retain_graph)
 
 
@@ -90,8 +92,9 @@ def grad(
         if "donated buffer" not in str(error):
             raise
         raise InputError(
-            "the compiled model allows a single backward pass, and one a task is needed; set "
-            "torch._functorch.config.donated_buffer = False before torch.compile, or leave the model uncompiled"
+            "the compiled model allows a single backward pass, and more are needed; put "
+            "`import torch._functorch.config` and `torch._functorch.config.donated_buffer = False` before its first "
+            "call, or leave it uncompiled"
         ) from error
 
 
@@ -140,6 +143,7 @@ class Passes:
             for parameter in (*products, *recipe.tables, *recipe.others, *tables)
             for number, place in enumerate(parameter.places)
         }
+        self.loaded_computed = [place.use.load(graph.nodes[place.node]) for place in recipe.computed.places]
 
     def run(
         self,
@@ -161,10 +165,11 @@ class Passes:
             self._run_trunk(trunk, targets, seeds, active, retain_graph)
             return
         self._run_trunk(trunk, targets, seeds, active, retain_graph=True)
-        by_trunk, count = self.deltas, self.count
+        deltas, private, count = self.deltas, self.private, self.count
         self._run_tasks(targets, seeds, active, retain_graph)
-        if _agree(by_trunk, self.deltas):
-            self.count = count
+        if _agree(deltas, self.deltas):
+            # Autograd rounds in another way: which steps are examined, such as those after resuming, must not show.
+            self.deltas, self.private, self.count = deltas, private, count
         else:  # a hook on a tensor in the shared part, for instance, which only autograd knows of
             self.count -= count
             assignment.trunk = None
@@ -258,6 +263,8 @@ class Passes:
         yield from self._tables(self.recipe.tables, self.deltas, self.groups)
         for parameter in self.recipe.others:
             yield from self._other(parameter)
+        if self.recipe.computed.leaves:
+            yield from self._computed(self.recipe.computed)
         yield from self._tables([p for p in self.recipe.slow if p.is_table], self.rows, Groups(1, 1))
         for parameter in self.recipe.slow:
             if not parameter.is_table:
@@ -315,11 +322,33 @@ class Passes:
             total = reduce(torch.add, parts)
             yield Dense(leaf, total.reshape(len(total), -1), shape, chain)
 
+    def _computed(self, computed: Computed) -> Iterator[Block]:
+        """Yield the rows of parameters that weights are computed from: the weights' rows, each through their nodes."""
+        weights, groups = [], []
+        for weight, place, loaded in zip(
+            computed.outputs(self.graph), computed.places, self.loaded_computed, strict=True
+        ):
+            cotangent = Cotangent.of(self.deltas[place.node], self.groups, place.owner)
+            if cotangent is not None:
+                weights.append(weight)
+                groups.append(place.use.rows_by_group(loaded, cotangent, place.shape))
+        if not groups:
+            return
+        leaves = [self.graph.leaf(leaf) for leaf in computed.leaves]
+        with without_hooks(leaves):
+            grads = [
+                grad(weights, leaves, row, True, torch.is_grad_enabled())
+                for rows in zip(*groups, strict=True)
+                for row in zip(*rows, strict=True)
+            ]
+        for leaf, own in zip(leaves, stacked_rows(grads, leaves), strict=True):
+            if own is not None:
+                yield Dense(leaf, row_matrix(own), leaf.shape, [])
+
     def _direct(self, leaf: int) -> Iterator[Block]:
         """Yield the rows that came from a pass each."""
         parameter = self.graph.leaf(leaf)
         rows = [None if row is None else row.to_dense() if row.is_sparse else row for row in self.rows[leaf]]
         cotangent = Cotangent.of(rows, Groups(1, 1), WHOLE)
         if cotangent is not None:
-            stacked = working(cotangent.stacked).reshape(cotangent.rows, -1)
-            yield Dense(parameter, stacked, parameter.shape, [])
+            yield Dense(parameter, row_matrix(cotangent.stacked), parameter.shape, [])

@@ -17,7 +17,7 @@ from gdod.errors import InputError
 from gdod.rows.graph import LEAF, Graph
 from gdod.rows.groups import WHOLE, Owner
 from gdod.rows.lookup import TableUse
-from gdod.rows.node_kinds import is_view, kind_of, use_of
+from gdod.rows.node_kinds import is_view, refusal_of, use_of
 from gdod.rows.uses import Contraction, Use
 from gdod.rows.views import output_shape
 
@@ -49,6 +49,7 @@ class Shared:
     places: tuple[Place, ...]
     reason: str = ""
     mixes: bool = False  # whether the reason is that examples mix
+    users: tuple[int, ...] = ()  # the nodes that use it, with and without a rule
 
     @property
     def is_table(self) -> bool:
@@ -70,6 +71,8 @@ class Plan:
     private: tuple[tuple[int, ...], ...]  # for each task the leaves that it reaches and that are not shared
     nodes: tuple[int, ...]  # the nodes where cotangents are wanted
     way: tuple[tuple[int, int], ...]  # the (node, output) of everything between the losses and there
+    beyond: tuple[tuple[int, int], ...]  # the same, of what lies only on the way to nodes without a rule
+    consumers: Consumers
     last_layer: tuple[int, ...]  # the shared leaves that are used closest to the losses
     reached: tuple[frozenset[int], ...]  # for each task all nodes that its loss reaches
     assignments: dict[tuple[torch.Size, ...], Assignment] = field(default_factory=dict)
@@ -108,7 +111,7 @@ def plan_for(graph: Graph, examples: int, named: frozenset[int] | None) -> Plan:
 
 
 def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
-    refusal = next((kind_of(node).refusal for node in graph.nodes if kind_of(node).refusal is not None), None)
+    refusal = next((refusal for node in graph.nodes if (refusal := refusal_of(node)) is not None), None)
     if refusal is not None:
         raise InputError(refusal)
     numbers = {node: number for number, node in enumerate(graph.nodes)}
@@ -127,11 +130,15 @@ def _make(graph: Graph, roots: list[int], named: frozenset[int] | None) -> Plan:
     parameters = tuple(_uses(graph, consumers, set(roots), leaf) for leaf in shared)
     others = [leaf for leaf in leaves if leaf not in set(shared)]
     nodes = tuple(dict.fromkeys(place.node for parameter in parameters for place in parameter.places))
+    way = tuple(way_to(graph, consumers, nodes))
+    users = tuple(dict.fromkeys(user for parameter in parameters for user in parameter.users))
     return Plan(
         shared=parameters,
         private=tuple(tuple(leaf for leaf in others if leaf in reach) for reach in reached),
         nodes=nodes,
-        way=tuple(_way(graph, consumers, nodes)),
+        way=way,
+        beyond=() if users == nodes else tuple(at for at in way_to(graph, consumers, users) if at not in set(way)),
+        consumers=consumers,
         last_layer=_last_layer(parameters),
         reached=tuple(map(frozenset, reached)),
     )
@@ -144,7 +151,7 @@ def _last_layer(shared: tuple[Shared, ...]) -> tuple[int, ...]:
     return tuple(leaf for leaf, node in first.items() if node is not None and node == nearest)
 
 
-def _way(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def way_to(graph: Graph, consumers: Consumers, nodes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Yield the outputs of ``nodes`` and of all nodes that pass a cotangent on to them."""
     seen, stack = set(nodes), list(nodes)
     yield from ((number, 0) for number in nodes)
@@ -168,15 +175,17 @@ def _reach(graph: Graph, numbers: dict[Node, int], root: int) -> set[int]:
 
 
 def _uses(graph: Graph, consumers: Consumers, roots: set[int], leaf: int) -> Shared:
-    places = []
+    places, users, reason = [], [], ""
     for node, slot, chain in _meetings(graph, consumers, roots, leaf, ()):
         use = use_of(graph.nodes[node], slot)
+        users.append(node)
         if isinstance(use, str):
-            return Shared(leaf, (), use)
+            reason = reason or use
+            continue
         inside, output = chain[-1] if chain else (leaf, 0)
         view = tuple((graph.saved_scalars(link), output) for link, output in chain)
         places.append(Place(node, use, chain, view, output_shape(graph.nodes[inside], output)))
-    return Shared(leaf, tuple(places))
+    return Shared(leaf, () if reason else tuple(places), reason, users=tuple(users))
 
 
 def _meetings(

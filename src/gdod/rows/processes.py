@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gdod.rows.accumulated_rows import AccumulatedRows
 from gdod.rows.collect import check_reached, collect
+from gdod.rows.fully_sharded import write_parts
 from gdod.rows.grads import accumulate, accumulate_quietly
 from gdod.rows.groups import Groups
 from gdod.rows.parts import Slice, slice_of
@@ -106,9 +107,12 @@ class OneProcess:
             differentiate(losses.targets, losses.seeds, retain_graph, None if further is None else further[0])
 
     def write(self, grads: Gradients) -> None:
-        add = accumulate_quietly if self.quiet else accumulate
-        for parameter, grad in grads:
-            add(parameter, grad)
+        if not self.quiet:
+            for parameter, grad in grads:
+                accumulate(parameter, grad)
+            return
+        for parameter, grad in write_parts(grads, ()):
+            accumulate_quietly(parameter, grad)
 
     def settle(self, weights: P) -> P:
         return weights

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent
+from gdod.rows.multiply import product
 from gdod.rows.node_kinds import kind_of
 from gdod.rows.uses import Contraction, by_group, rows_of
 from gdod.rows.views import undo
@@ -126,7 +127,7 @@ class Products(Block):
             if last > end:
                 # The products of some groups at once, since a matrix product has to be wide to be quick.
                 begin, end = first, max(last, bounds[bisect_right(bounds, first + step) - 1])
-                products = x[:end] @ x[begin:end].T
+                products = product(x[:end], x[begin:end].T)
             agree = products[:last, first - begin : last - begin]
             mixed = torch.mm(agree, d[first:last], out=None if buffer is None else buffer[:last]).view(last, tasks, -1)
             out = None if all_parts is None else all_parts[group, :last]
@@ -188,10 +189,11 @@ class Products(Block):
         grads, group = [], 0
         for x, d in zip(self.xs, self.ds, strict=True):
             x, d = self._by_expert(x), self._by_expert(d)  # [E, g, places, f]
-            w = weights[group : group + x.shape[1]]  # [g, K]
-            v = (d.unflatten(-1, (self.tasks, -1)) * w[:, None, :, None]).sum(3)  # [E, g, places, out]
-            grads.append(torch.bmm(v.flatten(1, 2).mT, x.flatten(1, 2)))
-            group += x.shape[1]
+            w = weights[group : group + x.shape[1], None].expand(*d.shape[:3], -1)  # [E, g, places, K]
+            v = torch.bmm(w.reshape(-1, 1, self.tasks), d.reshape(-1, self.tasks, d.shape[3] // self.tasks))
+            v, x = v.view(self.experts, -1, v.shape[2]), x.flatten(1, 2)  # [E, P, out], [E, P, in]
+            grads += [product(v[0].T.contiguous(), x[0]) if self.experts == 1 else torch.bmm(v.mT, x)]
+            group += w.shape[1]
         total: Tensor = sum(grads[1:], grads[0])
         return total.flatten()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gdod.rows.graph import signed
+from gdod.rows.multiply import product as product_of
 from gdod.rows.views import output_shape
 from gdod.rows.workspace import take
 
@@ -56,11 +57,9 @@ def product(left: str, right: str) -> Rule:
 
 
 def _through(d: Tensor, factor: Tensor) -> Tensor:
-    """Multiply [K, rows, in] x [in, out], a large result in memory that is kept."""
+    """Multiply [K, rows, in] x [in, out]."""
     tasks, rows, size = d.shape
-    if tasks * rows * factor.shape[1] < _LARGE or (out := take((tasks * rows, factor.shape[1]), d)) is None:
-        return d @ factor
-    return torch.mm(d.reshape(tasks * rows, size), factor, out=out).view(tasks, rows, -1)
+    return product_of(d.reshape(tasks * rows, size), factor).view(tasks, rows, -1)
 
 
 # Stacks: tasks go beside the places that stay, so that the factor need not be repeated for each.
@@ -190,6 +189,13 @@ def pointwise(derivative: Callable[[Tensor, Tensor], Tensor], saved: str) -> Rul
         return lambda d: derivative(d, x)
 
     return rule
+
+
+def prelu(node: Node, slot: int, shape: torch.Size) -> Pass:
+    x, slope = node._saved_self, node._saved_weight  # type: ignore[attr-defined]
+    if slot:
+        return lambda d: _summed(d * x.clamp(max=0), shape)
+    return lambda d: torch.where(x > 0, d, d * slope)
 
 
 def relu(d: Tensor, y: Tensor) -> Tensor:

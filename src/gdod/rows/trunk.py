@@ -21,6 +21,7 @@ from gdod.rows import stacked
 from gdod.rows.graph import LEAF, Graph
 from gdod.rows.node_kinds import kind_of, stacked_rule
 from gdod.rows.plan import Plan
+from gdod.rows.recipe import Recipe
 from gdod.rows.stacked import Pass, Rule
 from gdod.rows.views import output_shape
 
@@ -99,10 +100,10 @@ def _total(parts: Sequence[tuple[int | None, Tensor | None]], tasks: int) -> Ten
     return joined if total is None else total + joined
 
 
-def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
+def find_trunk(graph: Graph, plan: Plan, recipe: Recipe) -> Trunk | None:
     """Return the trunk of a graph, or None where each task needs a pass of its own."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
-    reached, way = plan.reached, plan.way
+    reached, way = plan.reached, recipe.way
     tasks = {number: [task for task, reach in enumerate(reached) if number in reach] for number, _ in way}
     shared = [number for number in tasks if len(tasks[number]) > 1]
     private = [leaf for leaves in plan.private for leaf in leaves]
@@ -115,7 +116,7 @@ def find_trunk(graph: Graph, plan: Plan) -> Trunk | None:
     if sum(shape.numel() for shape in shapes.values()) * len(reached) > _LARGEST:
         return None
     sources: dict[tuple[int, int], list[_Source]] = {at: [] for at in shapes}
-    edges = {number: tasks[number][0] for number in plan.nodes if len(tasks[number]) == 1}
+    edges = {number: tasks[number][0] for number in recipe.nodes if len(tasks[number]) == 1}
     for number, own in tasks.items():
         node = graph.nodes[number]
         for slot, (child, output) in enumerate(node.next_functions):

@@ -4,7 +4,7 @@ Parameters without one of these uses need a backward pass for each row. Tables h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,10 @@ class Use(ABC):
     @abstractmethod
     def rows(self, loaded: Any, cotangent: Cotangent, shape: torch.Size) -> Tensor:
         """Return the rows of the (viewed) parameter, in its shape. [N, *shape]"""
+
+    def rows_by_group(self, loaded: Any, cotangent: Cotangent, shape: torch.Size) -> Iterator[Tensor]:
+        """Yield the rows of one group after the other, each [K, *shape]."""
+        yield from self.rows(loaded, cotangent, shape).unflatten(0, (-1, cotangent.tasks))
 
     def obstacle(self, node: Node) -> str | None:
         """Return why this node's rows have to come from autograd although its kind has a rule, or None."""
@@ -96,6 +100,15 @@ class Contraction(Use):
         rows = rows_of(xs, ds, x.shape[0], cotangent.tasks).unflatten(-1, (x.shape[0], -1, x.shape[-1]))
         oriented: Tensor = rows if self.left else rows.transpose(-1, -2)
         return oriented.reshape(-1, *shape)
+
+    def rows_by_group(self, x: Tensor, cotangent: Cotangent, shape: torch.Size) -> Iterator[Tensor]:
+        """Yield the rows as above, which take memory for one group only: a weight may be as large as a model."""
+        experts, tasks = x.shape[0], cotangent.tasks
+        for xs, ds in zip(by_group(x, cotangent), by_group(self.cotangent(cotangent), cotangent), strict=True):
+            for some, others in zip(xs.split(experts), ds.split(experts), strict=True):
+                rows = torch.bmm(others.transpose(1, 2), some).unflatten(1, (tasks, -1)).transpose(0, 1)
+                oriented = rows if self.left else rows.transpose(-1, -2)  # [K, E, ...]
+                yield oriented.reshape(tasks, *shape)
 
 
 def by_group(x: Tensor, cotangent: Cotangent) -> list[Tensor]:
@@ -211,6 +224,21 @@ def divisor(node: Node) -> Factor:
     """Return the factor of what is divided: the reciprocal of the divisor."""
     other: Tensor = node._saved_other  # type: ignore[attr-defined]
     return 1 / other
+
+
+def negative_part(node: Node) -> Factor:
+    """Return the factor of PReLU's slope: its input where that is negative."""
+    x: Tensor = node._saved_self  # type: ignore[attr-defined]
+    return x.clamp(max=0)
+
+
+def group_normalised(node: Node) -> Factor:
+    """Return the factor of group norm's weight: the normalised input."""
+    x: Tensor = node._saved_input  # type: ignore[attr-defined]
+    groups: int = node._saved_group  # type: ignore[attr-defined]
+    shape = (len(x), groups, 1)
+    mean, rstd = node._saved_result1.view(shape), node._saved_result2.view(shape)  # type: ignore[attr-defined]
+    return _normalised(x.reshape(len(x), groups, -1), mean, rstd, (2,)).view(x.shape)
 
 
 def layer_normalised(node: Node) -> Factor:

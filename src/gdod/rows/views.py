@@ -47,6 +47,12 @@ def output_shape(node: Node, output: int) -> torch.Size:
     return torch.Size(node._input_metadata[output].shape)
 
 
+def is_complex(node: Node) -> bool:
+    """Return whether the gradient that this node takes is complex. No rule knows which of its factors to conjugate."""
+    dtype: torch.dtype = node._input_metadata[0].dtype
+    return dtype.is_complex
+
+
 def undo(chain: Sequence[tuple[Node, int]], grad: Tensor) -> Tensor:
     """Return the gradient of a parameter, in its own shape, from that of a view of it.
 

@@ -1,5 +1,6 @@
 """What is compared between several processes and one. Each case runs on all ranks at once."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from tests._backward.grads import grad_of, tensor
 from tests._backward.test_own_update import Decayed
 from tests.models.cases import SMALL, TASKS, batch_of, build, labels_of, shuffled
+from tests.reference import algorithm1
 from tests.rows.distributed.steps import Data, Step, flat, same_everywhere
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -419,7 +421,7 @@ def _() -> None:
         together, alone = Mixing().double(), Mixing().double()
         alone.load_state_dict(together.state_dict())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", gdod.MixingWarning)
+            warnings.simplefilter("ignore", gdod.SlowPathWarning)
             parts = [mixing_losses(alone, user[6 * r : 6 * r + 6]) for r in range(ranks)]
             whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             gdod.backward(whole, make(), process_group=None)
@@ -448,7 +450,7 @@ def _() -> None:
     mixed = torch.eye(5 * ranks).double()
     mixed[0, 1] = 0.5
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gdod.MixingWarning)
+        warnings.simplefilter("ignore", gdod.SlowPathWarning)
         whole = {name: (mixed @ value - 0.3) ** 2 for name, value in alone(ids).items()}
         gdod.backward(whole, gdod.GDOD(groups=3), process_group=None)
         own = together(ids[5 * rank : 5 * rank + 5])
@@ -637,7 +639,7 @@ def _() -> None:
     if dist.get_rank() == 0:
         losses["t1"] = losses["t1"] + (losses["t1"] * 0).sqrt()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gdod.MixingWarning)  # nan looks like anything
+        warnings.simplefilter("ignore", gdod.SlowPathWarning)  # nan looks like anything
         refused(lambda: gdod.backward(losses, gdod.GDOD()), "'t1'", "not finite")
 
 
@@ -692,20 +694,138 @@ def _() -> None:
         refused(partial(gdod.backward, losses, gdod.Sum()), "find_unused_parameters")
 
 
-@case("sharded parameters")
-def _() -> None:
+# FSDP2
+
+
+class Blocks(nn.Module):
+    """A table, two blocks that are gathered apart, and a layer for each task. No size is a multiple of the ranks'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 3)
+        self.first = nn.Sequential(nn.Linear(7, 9), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(9, 5), nn.LayerNorm(5), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(5, 1) for _ in range(3))
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        looked_up = self.table(inputs["ids"])
+        shared = self.second(self.first(torch.cat([looked_up, inputs["x"]], 1)))
+        return {f"t{number}": (head(shared)[:, 0] - 1) ** 2 for number, head in enumerate(self.heads)}
+
+
+def sharded(model: nn.Module, reshard: bool) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
 
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-        for method in (gdod.GDOD(), gdod.Sum(), gdod.GradReg()):
-            out = model(torch.randn(4, 4)) ** 2
-            refused(partial(gdod.backward, out, method), "sharded", "FSDP")
+        for part in (model.first, model.second, model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard)  # type: ignore[arg-type]
+
+
+def first_block(model: nn.Module) -> list[Tensor]:
+    return list(model.first.parameters())  # type: ignore[union-attr]
+
+
+def check_sharded(
+    make: Callable[[], gdod.Method],
+    reshard: bool,
+    empty: bool = False,
+    named: Callable[[nn.Module], list[Tensor] | None] = lambda model: None,
+) -> None:
+    """Several steps of Adam: gradients in parts are those of one process, and so are the weights they lead to."""
+    torch.manual_seed(3)
+    data = Data({"x": torch.randn(13, 4).double(), "ids": torch.randint(7, (13,))})
+    ranks = dist.get_world_size()
+    sizes = [13] + [0] * (ranks - 1) if empty else None
+    step = Step(Blocks().double(), lambda model, inputs: model(inputs), make, data, sizes)
+    alone, model, part = copy.deepcopy(step.model), step.model, step.own()
+    sharded(model, reshard)
+    first, second = make(), make()
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.03) for one in (alone, model)]
+    for _ in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        gdod.backward(alone(data.inputs), first, shared=named(alone), process_group=None)
+        gdod.backward(model(part.inputs), second, shared=named(model))
+        for (name, one), other in zip(model.named_parameters(), alone.parameters(), strict=True):
+            assert type(one).__name__ == "DTensor", name
+            assert one.grad is not None, name
+            torch.testing.assert_close(one.grad.full_tensor(), grad_of(other), rtol=1e-8, atol=1e-10)  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.step()
+        for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one.full_tensor(), other.detach(), rtol=1e-6, atol=1e-8)  # type: ignore[attr-defined]
+
+
+for way, freed in (("gdod", True), ("gdod", False), ("sum", True), ("gradreg", False)):
+    CASES[f"fully_shard, {way}, {'gathered again' if freed else 'kept'}"] = partial(check_sharded, VARIETY[way], freed)
+CASES["fully_shard, with some parameters named"] = partial(check_sharded, VARIETY["gdod"], True, named=first_block)
+CASES["fully_shard, and ranks without examples"] = partial(check_sharded, VARIETY["gdod"], True, empty=True)
+
+
+@case("fully_shard, against the definition")
+def _() -> None:
+    """The gradient in parts is that of Algorithm 1 on the dense matrix of the whole batch."""
+    torch.manual_seed(3)
+    data = Data({"x": torch.randn(12, 4).double(), "ids": torch.randint(7, (12,))})
+    step = Step(Blocks().double(), lambda model, inputs: model(inputs), gdod.GDOD, data)
+    alone, model = copy.deepcopy(step.model), step.model
+    shared = [*alone.table.parameters(), *alone.first.parameters(), *alone.second.parameters()]  # type: ignore[union-attr]
+    losses = alone(data.inputs)
+
+    def row(loss: Tensor, start: int) -> Tensor:
+        grads = torch.autograd.grad(loss[start : start + 3].mean(), shared, retain_graph=True)
+        return torch.cat([grad.flatten() for grad in grads])
+
+    rows = torch.stack(
+        [torch.stack([row(loss, start) for loss in losses.values()]) for start in range(0, 12, 3)]
+    )  # [4, K, D]
+    sharded(model, reshard=True)
+    gdod.backward(model(step.own().inputs), gdod.GDOD(groups=4))
+    ours = [*model.table.parameters(), *model.first.parameters(), *model.second.parameters()]  # type: ignore[union-attr]
+    update = torch.cat([one.grad.full_tensor().flatten() for one in ours])
+    torch.testing.assert_close(update, algorithm1(rows).update, rtol=1e-8, atol=1e-10)
+
+
+@case("fully_shard, micro-batches")
+def _() -> None:
+    torch.manual_seed(3)
+    data = Data({"x": torch.randn(12, 4).double(), "ids": torch.randint(7, (12,))})
+    step = Step(Blocks().double(), lambda model, inputs: model(inputs), gdod.GDOD, data)
+    alone, model, part = copy.deepcopy(step.model), step.model, step.own()
+    sharded(model, reshard=True)
+    gdod.backward(alone(data.inputs), gdod.GDOD(groups=4), process_group=None)
+    update = gdod.Accumulation(gdod.GDOD(groups=4), examples=len(part))
+    for start in range(0, len(part), 2):
+        update.add(model(part.part(start, start + 2).inputs))
+    update.backward()
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), grad_of(other), rtol=1e-8, atol=1e-10)  # type: ignore[union-attr]
+
+
+@case("fully_shard, and one process alone")
+def _() -> None:
+    model = Blocks()
+    sharded(model, reshard=True)
+    inputs = {"x": torch.randn(4, 4), "ids": torch.arange(4)}
+    for method in (gdod.GDOD(), gdod.Sum()):
+        losses = model(inputs)
+        refused(partial(gdod.backward, losses, method, process_group=None), "fully_shard", "leave process_group out")
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@case("parameters that ranks compute with parts of")
+def _() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    ranks = dist.get_world_size()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2 * ranks))  # each rank has two columns of the last
+    parallelize_module(model, init_device_mesh("cpu", (ranks,)), {"2": ColwiseParallel()})
+    losses = model(torch.ones(4, 4)) ** 2  # [4, 2], this rank's columns
+    refused(partial(gdod.backward, losses, gdod.GDOD()), "DTensor", "fully_shard")
 
 
 # Training.

@@ -1,9 +1,7 @@
 """What the graph tells about parameters under `torch.distributed`: which one is which on another rank, which
 are tables, which are sharded."""
 
-import sys
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -114,7 +112,10 @@ def _context(graph: Graph, leaves: list[int]) -> dict[int, set[int]]:
 
 
 def refuse_sharded(graph: Graph) -> None:
-    """Refuse graphs whose nodes talk to other ranks by themselves, and parameters of which a rank has a part."""
+    """Refuse graphs whose nodes talk to other ranks by themselves, and parameters that cannot be sent whole.
+
+    Those are the ones of which a rank has a part, and complex ones.
+    """
     kinds = {type(node).__name__ for node in graph.nodes}
     if "_DDPSinkBackward" in kinds:
         raise InputError(
@@ -127,22 +128,16 @@ def refuse_sharded(graph: Graph) -> None:
             "the model holds SyncBatchNorm, whose backward pass waits for other ranks, which need not make as many "
             "passes; use layer norm, or batch norm over each rank's own examples"
         )
-    sharded = set(_unsharded())
     for leaf in graph.leaves():
         parameter = graph.leaf(leaf)
-        if id(parameter) in sharded or type(parameter).__name__ in ("DTensor", "FlatParameter"):
+        if parameter.is_complex():
             raise InputError(
-                f"a parameter of shape {tuple(parameter.shape)} is sharded over ranks (FSDP or DTensor), and its "
-                "gradient would be written to a copy that is thrown away; keep the model whole on each rank, plain "
-                "or in DistributedDataParallel"
+                f"a parameter of shape {tuple(parameter.shape)} is complex, which works in one process only; keep its "
+                "real and imaginary parts in a parameter with a last dimension of 2, and use torch.view_as_complex"
             )
-
-
-def _unsharded() -> Iterator[int]:
-    """Yield the ids of the whole parameters that FSDP2 puts in place of sharded ones for a forward pass."""
-    if "torch.distributed.fsdp" not in sys.modules or "torch.distributed._composable_state" not in sys.modules:
-        return
-    for reference in list(sys.modules["torch.distributed._composable_state"]._module_state_mapping.values()):
-        group = getattr(reference(), "_fsdp_param_group", None)
-        for parameter in getattr(group, "fsdp_params", ()):
-            yield id(getattr(parameter, "_unsharded_param", None))
+        if type(parameter).__name__ in ("DTensor", "FlatParameter"):
+            raise InputError(
+                f"a parameter of shape {tuple(parameter.shape)} is a {type(parameter).__name__}: each rank computes "
+                "with a part of it (tensor parallelism, or the first FSDP), and its gradient cannot be written; use "
+                "torch.distributed.fsdp.fully_shard, DistributedDataParallel, or the plain model on each rank"
+            )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gdod.errors import InputError
@@ -14,6 +15,7 @@ from gdod.rows.distributed.distributed_rows import Description, DistributedRows,
 from gdod.rows.distributed.rank_parameters import lookups, ordered_leaves, refuse_sharded
 from gdod.rows.distributed.sums import TableSums, sum_dense
 from gdod.rows.distributed.survey import Survey, digest_of, survey
+from gdod.rows.fully_sharded import kept_whole, whole_of, write_parts
 from gdod.rows.grads import accumulate_quietly
 from gdod.rows.graph import walk
 from gdod.rows.groups import Groups
@@ -36,6 +38,7 @@ class SeveralProcesses:
     def collect(self, losses: LocalLosses, groups: Groups, retain_graph: bool) -> Rows:
         slices = slices_of(groups, self.sizes)
         mine = slices[self.exchange.rank]
+        losses = replace(losses, shared=whole_of(losses.shared))
 
         def work() -> tuple[Survey, Contributions | None, Tensor]:
             known = survey(losses, mine.examples, self.alike)
@@ -73,9 +76,10 @@ class SeveralProcesses:
         def work() -> tuple[_Plain, list[int]]:
             graph = walk([target.node for target in losses.targets])
             refuse_sharded(graph)
-            order = ordered_leaves(graph, self.alike)
+            with kept_whole(map(graph.leaf, graph.leaves())):
+                order = ordered_leaves(graph, self.alike)
             leaves = [graph.leaf(leaf) for leaf in order]
-            check_among(set(map(id, leaves)), losses.shared or ())
+            check_among(set(map(id, leaves)), whole_of(losses.shared) or ())
             tables = lookups(graph, order)
             ids = {number: table.ids().unique() for number, table in tables.items()}
             sparse = {number: table.sparse for number, table in tables.items()}
@@ -95,7 +99,7 @@ class SeveralProcesses:
         self.write([*summed, *(pair for n, pair in zip(plain.sums.numbers, tables, strict=True) if reached[n])])
 
     def write(self, grads: Gradients) -> None:
-        for parameter, grad in grads:
+        for parameter, grad in write_parts(grads, dist.get_process_group_ranks(self.exchange.group)):
             accumulate_quietly(parameter, grad)
 
     def settle(self, weights: P) -> P:
@@ -126,6 +130,8 @@ class DistributedAccumulated:
         self._known: Survey | None = None
 
     def add(self, losses: LocalLosses, part: Slice) -> None:
+        losses = replace(losses, shared=whole_of(losses.shared))
+
         def work() -> tuple[tuple[Survey, Contributions | None], list[int]]:
             # Once parameters have numbers, which all ranks give alike, it is enough to know them.
             known = survey(losses, part.examples, self.processes.alike or self._known is not None)

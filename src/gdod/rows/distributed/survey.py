@@ -9,6 +9,7 @@ from torch import Tensor
 from gdod.errors import InputError
 from gdod.rows.collect import check_among
 from gdod.rows.distributed.rank_parameters import lookups, ordered_leaves, refuse_sharded
+from gdod.rows.fully_sharded import kept_whole
 from gdod.rows.graph import walk
 from gdod.rows.parts import digest
 from gdod.rows.plan import plan_for
@@ -56,7 +57,9 @@ def survey(losses: LocalLosses, examples: int, alike: bool) -> Survey:
     plan = plan_for(graph, examples, None if shared is None else frozenset(map(id, shared)))
     if shared is not None:
         check_among({id(graph.leaf(parameter.leaf)) for parameter in plan.shared}, shared)
-    at = {leaf: number for number, leaf in enumerate(ordered_leaves(graph, alike))}
+    with kept_whole(map(graph.leaf, graph.leaves())):  # on all ranks, also those without examples
+        order = ordered_leaves(graph, alike)
+    at = {leaf: number for number, leaf in enumerate(order)}
     tables = lookups(graph, list(at))
     private = sorted({at[leaf] for task in losses.active for leaf in plan.private[task]})
     return Survey(
