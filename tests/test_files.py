@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gdod._files import read_json, read_json_lines, try_read_json, write_text
+from gdod._files import read_json, read_json_lines, try_read_json, whole, write_text
 from gdod.errors import InputError
 
 
@@ -43,3 +43,18 @@ def test_text_is_whole_or_not_there(tmp_path: Path) -> None:
         write_text(path, "\ud800")
     assert path.read_text("utf-8") == "größer\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), OSError("No space left on device (os error 28)")],
+    ids=["of the system", "of a library"],
+)
+def test_a_disk_that_is_full_names_the_file(tmp_path: Path, error: OSError) -> None:
+    def fail() -> None:
+        with whole(tmp_path / "x.csv"):
+            raise error
+
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: '.*x\.csv'$"):
+        fail()
+    assert not list(tmp_path.iterdir())

@@ -125,3 +125,16 @@ def test_wrong_options_are_refused() -> None:
         paired_difference({0: 1.0}, {0: 1.0}, confidence=95)
     with pytest.raises(gdod.InputError, match=r"p-value 1\.5"):
         holm([1.5])
+
+
+def test_folds_have_the_corrected_resampled_t_test() -> None:
+    """Nadeau and Bengio (2003): t = mean / sqrt((1/n + test/train) sd²), here with 5 folds and so 1/4."""
+    ours, theirs = {1: 0.72, 2: 0.74, 3: 0.73, 4: 0.75, 5: 0.71}, {1: 0.7, 2: 0.71, 3: 0.72, 4: 0.71, 5: 0.7}
+    plain, corrected = paired_difference(ours, theirs), paired_difference(ours, theirs, folds=5)
+    assert (corrected.n, corrected.mean, corrected.sd) == (plain.n, plain.mean, plain.sd)
+    assert corrected.sd is not None
+    t = 0.022 / (corrected.sd * math.sqrt(1 / 5 + 1 / 4))
+    assert corrected.p == pytest.approx(2 * stats.t.sf(t, 4), rel=1e-9)
+    assert plain.high is not None
+    assert corrected.high == pytest.approx(0.022 + (plain.high - 0.022) * 1.5, rel=1e-9)  # sqrt(9/20 / (1/5))
+    assert paired_difference({1: 0.7}, {2: 0.7}, folds=5).note == "no fold in common with the baseline"

@@ -19,6 +19,12 @@ def check_positive(name: str, value: object) -> None:
     check_whole(name, value, 1)
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r}; expected true or false")
+
+
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
     """Raise unless the value is one of the known names; the error lists them and names the nearest."""
     known = tuple(known)

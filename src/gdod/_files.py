@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,22 +13,35 @@ from typing import Any, BinaryIO
 
 from gdod.errors import InputError
 
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Give a path to write to, and rename it to ``path`` at the end; after an error nothing of it is left."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        yield part
-        _to_disk(part)
-        os.replace(part, path)
-        _to_disk(path.parent)
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
+        with naming(path):
+            yield part
+            _to_disk(part)
+            os.replace(part, path)
+            _to_disk(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name the file that is being written: that of a full disk does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno
+        if number is None and (written := _SYSTEM_ERROR.search(str(error))):  # that of a library in Rust
+            number = int(written[1])
+        if number is None or error.filename is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def write(path: Path, content: Callable[[BinaryIO], object]) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
-from gdod._checks import check_choice, check_positive
+from gdod._checks import check_choice, check_positive, check_whole
 from gdod.errors import InputError
 
 if TYPE_CHECKING:  # a schema is read and written where torch is not needed
@@ -39,8 +39,20 @@ class _IdField(_Field):
         check_positive(f"cardinality of {self.name!r}", self.cardinality)
 
 
+@dataclass(frozen=True)
 class Categorical(_IdField):
-    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training."""
+    """A field with one id for each example: 1 to ``cardinality``, or 0 for missing or never seen in training.
+
+    With ``vectors`` some ids have given vectors of that many numbers: see `gdod.models.pretrained.Pretrained`. If they
+    are ``frozen``, such an id has nothing else; otherwise it learns a difference from its vector.
+    """
+
+    vectors: int = 0
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(f"vectors of {self.name!r}", self.vectors, 0)
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,17 @@ class Sequence(_IdField):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of a model: to predict a probability, a number, or one of ``classes``."""
+    """A task of a model: to predict a probability, a number, or one of ``classes``.
+
+    A regression with ``mean`` and ``sd``, those of its labels in training, is learned in these units: the loss is that
+    of (label - mean) / sd, so that a label in large units does not drown the other tasks.
+    """
 
     name: str
     kind: Kind = "binary"
     classes: int | None = None
+    mean: float = 0.0
+    sd: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice(f"kind of task {self.name!r}", self.kind, KINDS)
@@ -84,11 +102,37 @@ class Task:
                 f"task {self.name!r}: classes={self.classes!r} for kind={self.kind!r}; "
                 "leave it out, or use kind='multiclass'"
             )
+        if not (isfinite(self.mean) and isfinite(self.sd) and self.sd > 0):
+            raise InputError(
+                f"task {self.name!r}: mean={self.mean!r}, sd={self.sd!r}; expected finite numbers, sd above 0"
+            )
+        if self.is_standardised and self.kind != "regression":
+            raise InputError(f"task {self.name!r}: mean and sd are for kind='regression', not {self.kind!r}")
+
+    @property
+    def is_standardised(self) -> bool:
+        """Return whether a model learns other numbers than the labels themselves."""
+        return (self.mean, self.sd) != (0.0, 1.0)
+
+    def standardised(self, labels: Tensor) -> Tensor:
+        """Return the numbers that a model learns in place of these labels of a regression, in float64."""
+        return (labels.double() - self.mean) / self.sd
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return a model's outputs for a regression in the units of its labels."""
+        return self.mean + self.sd * outputs
 
     @property
     def outputs(self) -> int:
         """Return how many numbers a model gives for one example of this task."""
         return self.classes or 1
+
+
+class LabelScale(NamedTuple):
+    """The mean and the standard deviation of a regression label in training."""
+
+    mean: float
+    sd: float
 
 
 class Batch(NamedTuple):

@@ -1,7 +1,8 @@
-"""Compare runs over several seeds: means, paired differences from a baseline, ranks.
+"""Compare runs over several seeds or folds: means, paired differences from a baseline, ranks.
 
 Methods are compared seed by seed, because a seed fixes the split, the first weights and the order of
-examples, and these move the results more than the methods do. Only seeds that both sides finished count.
+examples, and these move the results more than the methods do. Only seeds that both sides finished count. In a
+cross-validation they are compared fold by fold.
 """
 
 import math
@@ -34,7 +35,7 @@ class Difference:
     """The mean difference between a setting and the baseline, over the seeds that both finished."""
 
     n: int
-    """The number of common seeds."""
+    """The number of common seeds or folds."""
     mean: float | None
     sd: float | None
     """The standard deviation of the differences (n - 1); None below two common seeds."""
@@ -56,34 +57,45 @@ def summarise(values: Sequence[float | None]) -> Summary:
 
 
 def paired_difference(
-    values: Mapping[Case, float | None], baseline: Mapping[Case, float | None], *, confidence: float = 0.95
+    values: Mapping[Case, float | None],
+    baseline: Mapping[Case, float | None],
+    *,
+    confidence: float = 0.95,
+    folds: int | None = None,
 ) -> Difference:
     """Return the mean of `values` minus `baseline` seed by seed, with the paired t-test and its interval.
+
+    With ``folds`` it is the corrected resampled t-test of Nadeau and Bengio (2003, Inference for the generalization
+    error, Machine Learning 52). The folds' models share training rows, so their results vary together, and the plain
+    test would find differences where there are none. The variance of the mean of n differences is therefore taken as
+    (1/n + test rows / training rows) times theirs, in place of 1/n; of k folds, that share is 1/(k - 1).
 
     Args:
         values: results by seed (or any other name of a repetition); missing ones may be None or nan.
         baseline: results of the setting to compare with, by seed.
         confidence: the confidence of the interval, between 0 and 1.
+        folds: the number of folds, if the results are those of the folds of a cross-validation.
     """
     check_number("confidence", confidence, above=0)
     if confidence >= 1:
         raise InputError(f"confidence={confidence!r}; expected a number below 1, such as 0.95")
+    what, shared = ("seed", 0.0) if folds is None else ("fold", 1 / (folds - 1))
     common = [
         (value, base) for seed, value in values.items() if _is_number(value) and _is_number(base := baseline.get(seed))
     ]
     differences = [value - base for value, base in common]
     n = len(differences)
     if n == 0:
-        return Difference(0, None, None, None, None, None, "no seed in common with the baseline")
+        return Difference(0, None, None, None, None, None, f"no {what} in common with the baseline")
     mean, sd = _mean(differences), _sd(differences)
     if sd is None:
-        return Difference(1, mean, None, None, None, None, "one common seed: no interval and no test")
+        return Difference(1, mean, None, None, None, None, f"one common {what}: no interval and no test")
     if sd <= 1e-15 * max(abs(value) for pair in common for value in pair):
         # Equal differences (but for rounding) tell nothing about the spread; zero ones are the same results.
         same = mean == 0
-        note = "the same results as the baseline" if same else "the same difference with every seed: no test"
+        note = "the same results as the baseline" if same else f"the same difference with every {what}: no test"
         return Difference(n, mean, sd, mean, mean, 1.0 if same else None, note)
-    error = sd / math.sqrt(n)
+    error = sd * math.sqrt(1 / n + shared)
     reach = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
     p = 2 * float(stdtr(n - 1, -abs(mean / error)))
     return Difference(n, mean, sd, mean - reach, mean + reach, p)

@@ -10,9 +10,20 @@ import yaml
 
 from gdod.errors import InputError
 
+_MOST_VALUES = 1_000_000
+
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error."""
+    """YAML in which a key that stands twice is an error.
+
+    So are references (`*name`) by which a value contains itself, or a few lines become more values than fit memory.
+    """
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _values(node, {}) > _MOST_VALUES:
+            said = f"its references (*name) make more than {_MOST_VALUES:,} values of it"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -22,6 +33,20 @@ class UniqueKeyLoader(yaml.SafeLoader):
                     said = f"the key {key!r} stands there twice"
                     raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _values(node: yaml.Node, counted: dict[int, int | None]) -> int:
+    """Return how many values a node holds, those in places that it refers to once for each reference."""
+    if id(node) in counted:
+        if (known := counted[id(node)]) is None:
+            raise yaml.constructor.ConstructorError(None, None, "a value contains itself", node.start_mark)
+        return known
+    counted[id(node)] = None
+    parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    counted[id(node)] = count = 1 + sum(_values(part, counted) for part in parts)
+    return count
 
 
 class PlainWordsLoader(UniqueKeyLoader):

@@ -305,3 +305,28 @@ def test_very_long_names_survive_the_yaml(tmp_path: Path) -> None:
     inspection = inspect(write(tmp_path, table))
     (tmp_path / "s.yaml").write_text(inspection.to_yaml())
     assert TableSchema.read(tmp_path / "s.yaml") == inspection.schema()
+
+
+def test_a_table_in_memory_is_taken_for_what_its_file_is(tmp_path: Path) -> None:
+    users = pl.Enum([str(number) for number in range(60)])
+    table = clicks(300).with_columns(pl.col("city").cast(pl.Categorical), pl.col("user").cast(pl.String).cast(users))
+    table.write_parquet(tmp_path / "clicks.parquet")
+    of_file, of_frame = inspect(tmp_path / "clicks.parquet"), inspect(table)
+    assert of_frame.columns == of_file.columns
+    assert of_frame.schema() == of_file.schema()
+    assert inspect(table.to_arrow()).columns == inspect(table.to_pandas()).columns == of_file.columns
+    assert of_frame.source == "the table"
+    with pytest.raises(InputError, match="the table has no column 'clik' "):
+        inspect(table, labels=["clik"])
+    with pytest.raises(InputError, match="the table is a list; expected a polars or pandas DataFrame"):
+        inspect([1, 2])
+
+
+def test_categories_that_look_like_numbers_stay_categories() -> None:
+    codes = pl.Series("band", [str(row % 50) for row in range(500)])
+    table = pl.DataFrame({"band": codes.cast(pl.Categorical), "size": codes, "click": [row % 2 for row in range(500)]})
+    assert {column.name: column.type for column in inspect(table).columns} == {
+        "band": "categorical",
+        "size": "numeric",
+        "click": "label",
+    }

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
+from tests.data.clicks_table import clicks, schema
 
 from gdod import InputError
-from gdod.data import Dataset, load
+from gdod.data import Dataset, FeatureOptions, load
 
 SCHEMA = "columns: {{age: numeric, click: label}}\nsplit: {{by: files, {parts}}}\n"
 
@@ -17,9 +19,9 @@ def table(path: Path, rows: int) -> None:
 
 
 def loaded(source: str | Path, parts: str, tmp_path: Path) -> Dataset:
-    schema = tmp_path / "schema.yaml"
-    schema.write_text(SCHEMA.format(parts=parts))
-    return load(source, schema=schema, cache=tmp_path / "cache")
+    file = tmp_path / "schema.yaml"
+    file.write_text(SCHEMA.format(parts=parts))
+    return load(source, schema=file, cache=tmp_path / "cache")
 
 
 def sizes(dataset: Dataset) -> tuple[int, int, int]:
@@ -79,4 +81,40 @@ def test_what_would_be_ignored_is_refused(logs: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="source is a int; expected a path"):
-        load(123, cache=tmp_path)  # type: ignore[arg-type]
+        load(123, cache=tmp_path)
+
+
+def test_a_table_in_memory_is_loaded_as_its_file_is(tmp_path: Path) -> None:
+    frame = clicks(900)
+    frame.write_parquet(tmp_path / "clicks.parquet")
+    of_file = load(tmp_path / "clicks.parquet", cache=tmp_path / "cache", features=FeatureOptions())
+    of_frame = load(frame, cache=tmp_path / "cache", features=FeatureOptions())
+    assert of_frame.encoder.to_json() == of_file.encoder.to_json()
+    assert sizes(of_frame) == sizes(of_file)
+    for part in ("train", "validation", "test"):
+        for one, other in zip(
+            getattr(of_frame, part).batches(200, seed=1), getattr(of_file, part).batches(200, seed=1), strict=True
+        ):
+            assert all(torch.equal(*pair) for pair in zip(one.batch[:2], other.batch[:2], strict=True))
+            assert all(torch.equal(*pair) for pair in zip(one.labels.values(), other.labels.values(), strict=True))
+    assert load(frame.clone(), cache=tmp_path / "cache", features=FeatureOptions()).fingerprint == of_frame.fingerprint
+    assert len(list((tmp_path / "cache" / "prepared").iterdir())) == 2  # the second time it was there
+    changed = frame.with_columns(pl.col("age") + pl.Series([0.1] + [0.0] * 899))
+    assert load(changed, cache=tmp_path / "cache").fingerprint != load(frame, cache=tmp_path / "cache").fingerprint
+
+
+def test_parts_in_memory_are_tables_of_their_own(tmp_path: Path) -> None:
+    frame = clicks(300)
+    parts = load(frame[:200], validation=frame[200:250], test=frame[250:], cache=tmp_path)
+    assert sizes(parts) == (200, 50, 50)
+    assert (
+        parts.fingerprint != load(frame[:200], validation=frame[200:249], test=frame[250:], cache=tmp_path).fingerprint
+    )
+    by_files = schema({"by": "files", "test": "test.csv", "validation": 0.5})
+    with pytest.raises(InputError, match=r"test='test.csv', a file.*give that part as a table"):
+        load(frame, schema=by_files, cache=tmp_path)
+    assert sizes(load(frame[:200], schema=by_files, test=frame[200:], cache=tmp_path)) == (100, 100, 100)
+    with pytest.raises(InputError, match=r"test=\.\.\. is for a table in memory"):
+        load("clicks.csv", test=frame, cache=tmp_path)
+    with pytest.raises(InputError, match="the validation table has no rows"):
+        load(frame, validation=frame[:0], cache=tmp_path)

@@ -11,6 +11,8 @@ from gdod.data.loading import load, open_prepared, prepare
 from gdod.data.parts.part import MemoryPart, Minibatch, Part
 from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.feature_options import FeatureOptions
+from gdod.data.preparing.fold import Fold
+from gdod.data.preparing.vector_options import VectorOptions
 from gdod.data.sets import SOURCES
 from gdod.data.sets.source import RawTables, Source
 from gdod.data.stream import StreamPart
@@ -21,6 +23,7 @@ __all__ = [
     "Dataset",
     "Encoder",
     "FeatureOptions",
+    "Fold",
     "Inspection",
     "MemoryPart",
     "Minibatch",
@@ -29,6 +32,7 @@ __all__ = [
     "Source",
     "StreamPart",
     "TableSchema",
+    "VectorOptions",
     "inspect",
     "load",
     "open_prepared",

@@ -16,7 +16,8 @@ from gdod.data.label_words import positive_values
 from gdod.data.preparing.vocabulary import ENOUGH, NEARLY_ALL, ValueCounts
 from gdod.data.tables.columns import list_texts
 from gdod.data.tables.files import find_files
-from gdod.data.tables.frames import is_pattern
+from gdod.data.tables.frames import AnyFrame, as_frame, is_pattern
+from gdod.data.tables.raw_table import FrameTable
 from gdod.data.tables.read import columns_of, read_chunks
 from gdod.data.tables.table_schema import FileFormat, TableSchema
 from gdod.data.tables.times import moments
@@ -122,7 +123,7 @@ class Inspection:
             if column.unclear:
                 raise InputError(
                     f"{self.source}: the label {column.name!r}: {column.why}. Write a schema to say so: gdod data "
-                    f"inspect ... --label {column.name} --out schema.yaml"
+                    f"inspect ... --label {column.name} --out schema.yaml (in Python: inspect(...).to_yaml())"
                 )
         return TableSchema(
             columns={column.name: {"type": column.type, **column.options} for column in self.columns},
@@ -158,26 +159,36 @@ class Inspection:
 
 
 def inspect(
-    source: str | Path, *, labels: Iterable[str] = (), format: FileFormat | None = None, most_rows: int = MOST_ROWS
+    source: str | Path | AnyFrame,
+    *,
+    labels: Iterable[str] = (),
+    format: FileFormat | None = None,
+    most_rows: int = MOST_ROWS,
 ) -> Inspection:
     """Return columns, types, numbers of values, missing values and label rates of a table.
 
     Args:
-        source: a file, a folder of parts, or a pattern.
+        source: a file, a folder of parts, a pattern, or a table in memory: polars, pandas or pyarrow.
         labels: columns to predict. Without it: columns of 0 and 1 whose name says so, such as "click".
             With it such columns are ignored: they may give away what is to be predicted.
         format: the way text files are written; None: the usual one, with a guessed separator.
         most_rows: the number of rows to look at, from the first on.
     """
     format, labels = format or FileFormat(), tuple(labels)
-    files = find_files(source)
-    names = columns_of(files, format)
+    if isinstance(source, str | Path):
+        files = find_files(source)
+        where, names = str(source), columns_of(files, format)
+        chunks = read_chunks(files, format, names)
+    else:
+        table = FrameTable(as_frame(source), "the table")
+        where, names = table.where, tuple(table.frame.columns)
+        chunks = table.chunks(names)
     for label in labels:
         if label not in names:
-            raise InputError(f"{source} has no column {label!r}{nearest(label, names)}; it has {listed(names)}")
+            raise InputError(f"{where} has no column {label!r}{nearest(label, names)}; it has {listed(names)}")
     columns = [_Column(name, format.missing) for name in names]
     rows, whole = 0, True
-    for chunk in read_chunks(files, format, names):
+    for chunk in chunks:
         frame = chunk.frame[: most_rows - rows]
         for column in columns:
             column.add(frame[column.name])
@@ -185,9 +196,9 @@ def inspect(
         if not whole:
             break
     if not rows:
-        raise InputError(f"{source} has columns, {listed(names)}, but no rows")
+        raise InputError(f"{where} has columns, {listed(names)}, but no rows")
     reports = tuple(column.report(labels) for column in columns)
-    return Inspection(str(source), rows, whole, reports, format)
+    return Inspection(where, rows, whole, reports, format)
 
 
 class _Column:
@@ -195,7 +206,7 @@ class _Column:
 
     def __init__(self, name: str, missing: tuple[str, ...]) -> None:
         self.name, self.tokens = name, missing
-        self.lists = self.temporal = False
+        self.lists = self.temporal = self.categories = False
         self.unusable = "" if name else "has no name, as the row numbers that some programs write"
         if is_pattern(name):
             self.unusable = "has a name that polars takes for a pattern"
@@ -206,6 +217,7 @@ class _Column:
         kind, column = column.dtype, column.alias("")
         self.lists |= isinstance(kind, pl.List | pl.Array)
         self.temporal |= kind.is_temporal()
+        self.categories |= kind in (pl.Categorical, pl.Enum)
         if not usable(kind):
             self.unusable = f"holds {kind}, of which nothing can be made"
             column = pl.Series([None], dtype=pl.String).new_from_index(0, len(column))
@@ -344,6 +356,8 @@ def _feature_type(column: _Column) -> Guess:
         # Not by its name alone: numbers may count from anywhere, and a span is no moment.
         read = column.written is None and moments(column.counts["value"][:50], ()).null_count() == 0
         return ("time", {}, "") if read else ("ignore", {}, "a time: of use to split by")
+    if column.categories:  # the table says so itself, also where they look like numbers
+        return ("ignore", {}, "nearly every row has another value") if column.all_differ else ("categorical", {}, "")
     if column.written is not None:
         return _number_type(column, column.written)
     if separator := _separator(column):

@@ -95,7 +95,7 @@ class StreamPart(Part):
 def _joined(first: Examples, second: Examples) -> Examples:
     weights = None
     if first.weights is not None and second.weights is not None:
-        weights = torch.cat([first.weights, second.weights])
+        weights = torch.cat([first.weights, second.weights], -1)
     return Examples(
         torch.cat([first.categorical, second.categorical]),
         torch.cat([first.numeric, second.numeric]),

@@ -13,6 +13,7 @@ from gdod import InputError
 from gdod.data import Encoder, TableSchema, load
 from gdod.data.preparing.fit import fit
 from gdod.data.preparing.split import Parts
+from gdod.data.preparing.vocabulary import Vocabulary
 from gdod.data.tables.raw_table import FrameTable
 from gdod.models import build
 
@@ -88,6 +89,39 @@ def test_sequences_keep_the_last_known_values() -> None:
     assert sequences.tolist() == [[1, 2, 0], [2, 1, 3], [0, 0, 0], [0, 0, 0], [2, 0, 0]]
     lists = pl.DataFrame({"s": [["9", "2", "3"], ["4", "3", "2", "4"], None, ["x", None], ["3"]]})
     assert torch.equal(encoder.encode(lists).examples.sequences[0], sequences)
+
+
+def test_rows_are_encoded_alike_one_by_one_and_in_a_large_table() -> None:
+    """Of few rows, columns are encoded together."""
+    rows = 4_200
+    random = np.random.default_rng(0)
+    words = pl.Series(["a", " a", "b ", "1", "1.0", "NA", "", None, "never seen", "rare"])
+    frame = pl.DataFrame(
+        {
+            "c": words.gather(random.integers(10, size=rows)),
+            "d": words.gather(random.integers(9, size=rows)),
+            "n": random.integers(5, size=rows),
+            "x": pl.Series(["1", "2.5", None, "NA"]).gather(random.integers(4, size=rows)),
+            "s": pl.Series(["a b", None, "1.0 a a b", "never"]).gather(random.integers(4, size=rows)),
+        }
+    )
+    encoder = fitted(
+        frame.filter(~pl.col("c").is_in(["never seen"])).with_columns(other=pl.lit("a")),
+        c="categorical",
+        d="categorical",
+        n="categorical",
+        other="categorical",
+        x="numeric",
+        s={"type": "sequence", "separator": " "},
+    )
+    whole = encoder.encode(frame).examples
+    for size in (1, 90, 300):
+        for first in range(0, 20 * size if size < 100 else rows, size):
+            part = encoder.encode(frame[first : first + size]).examples
+            for name in ("categorical", "numeric"):
+                assert torch.equal(getattr(part, name), getattr(whole, name)[first : first + size])
+            assert torch.equal(part.sequences[0], whole.sequences[0][first : first + size])
+    assert set(whole.categorical[:, 0].tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_labels_of_every_kind_and_their_condition() -> None:
@@ -190,3 +224,21 @@ def test_an_encoded_table_equals_the_prepared_part(tmp_path: Path) -> None:
         assert torch.equal(one.batch.numeric, other.batch.numeric)
         assert torch.equal(one.batch.sequences[0], other.batch.sequences[0])
         torch.testing.assert_close(one.labels, other.labels, equal_nan=True)
+
+
+@pytest.mark.parametrize("longest", [0, 51, 10**12, "50", 1.5])
+def test_sequences_are_no_longer_than_the_schema_allows(longest: object) -> None:
+    table = TableSchema.model_validate({"columns": {"seen": "sequence", "y": "label"}})
+    content = Encoder(table, {"seen": Vocabulary(["a"])}, longest={"seen": 50}).to_json()
+    assert Encoder.from_json(content).longest == {"seen": 50}
+    with pytest.raises(InputError, match=r"sequences 'seen' are .* long; expected 1 to 50"):
+        Encoder.from_json({**content, "longest": {"seen": longest}})
+
+
+def test_sequences_that_no_memory_holds_are_refused_before_it_is_taken() -> None:
+    """Both numbers of a run's encoder.json may have been raised."""
+    column = {"type": "sequence", "longest": 10**12}
+    table = TableSchema.model_validate({"columns": {"seen": column, "y": "label"}})
+    encoder = Encoder(table, {"seen": Vocabulary(["a"])}, longest={"seen": 10**12})
+    with pytest.raises(InputError, match=r"2 rows of the sequence 'seen' .* take 8,000 GB; lower `longest`"):
+        encoder.encode(pl.DataFrame({"seen": ["a a", "a"]}))

@@ -42,6 +42,7 @@ def test_the_stored_form_is_open_to_others(tmp_path: Path) -> None:
     files = sorted(path.name for path in folder.iterdir())
     assert files == [
         "about.json",
+        "counts.parquet",
         "encoder.json",
         "test-00000.parquet",
         "train-00000.parquet",
@@ -231,3 +232,36 @@ def test_the_cache_is_cleaned_of_what_was_not_used_for_a_while(tmp_path: Path) -
     assert CliRunner().invoke(app, ["clean", "--cache", str(cache)]).exit_code == 0
     assert prepared(cache) == []
     assert CliRunner().invoke(app, ["clean", "--cache", str(tmp_path / "none")]).output.startswith("0 folders removed")
+
+
+def test_cleaning_keeps_to_what_is_prepared(tmp_path: Path) -> None:
+    """Not what another process is making, nor what a link leads to."""
+    cache, own = tmp_path / "c", tmp_path / "own"
+    (cache / "prepared" / ".making-now").mkdir(parents=True)
+    own.mkdir()
+    (own / "kept").touch()
+    (cache / "prepared" / "link").symlink_to(own)
+    (cache / "prepared" / "file").touch()
+    (cache / "prepared" / "done").mkdir()
+    done = CliRunner().invoke(app, ["clean", "--days", "0", "--cache", str(cache)])
+    assert done.exit_code == 0, done.output
+    assert "1 folder removed" in done.output
+    assert {path.name for path in (cache / "prepared").iterdir()} == {".making-now", "link", "file"}
+    assert (own / "kept").exists()
+
+
+def test_a_full_disk_names_the_cache_and_leaves_nothing(tmp_path: Path) -> None:
+    """No file may grow beyond a limit, which is as real as a full disk; the library that writes names no file."""
+    resource = pytest.importorskip("resource")
+    table, schema = tmp_path / "t.csv", tmp_path / "s.yaml"
+    table.write_text("a,y\n" + "".join(f"{hash((row, 1)) % 10**9},{row % 2}\n" for row in range(5_000)))
+    schema.write_text("columns: {a: numeric, y: label}\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot be kept in .*cache.*: File too large; make room, or .* GDOD_CACHE"):
+            load(table, schema=schema, cache=tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(load(table, schema=schema, cache=tmp_path / "cache").train) > 0

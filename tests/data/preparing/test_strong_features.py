@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,8 +18,9 @@ from tests.data.preparing.test_target_statistics import auc
 
 import gdod.data.tables.read
 from gdod import InputError
+from gdod._files import digest
 from gdod.data import Dataset, Encoder, FeatureOptions, MemoryPart, TableSchema, load, prepare
-from gdod.data.preparing.bins import edges
+from gdod.data.preparing.bins import edges, edges_beside_common
 from gdod.data.preparing.pipeline import row_bytes
 
 COLUMNS = {
@@ -55,6 +58,12 @@ def rows(count: int = 1200, seed: int = 0) -> pl.DataFrame:
 
 class Made:
     """A prepared table: each part's fields by name, in the order of the raw rows."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the content of encoder.json, without the hash of the table."""
+        content: dict[str, Any] = json.loads((self.folder / "encoder.json").read_text())
+        content["counts"].pop("tables")
+        return content
 
     def __init__(
         self,
@@ -112,16 +121,17 @@ def test_without_options_nothing_has_changed(tmp_path: Path) -> None:
     schema = TableSchema(columns=columns, split={"validation": 0, "test": 0})
     folder = prepare(path, schema=schema, cache=tmp_path / "c")
     assert folder.name == "719a4898c613eddf206f1946da9c10c55571973c663ca09576fc850a5c219141"
-    text = (folder / "encoder.json").read_text()
+    content = json.loads((folder / "encoder.json").read_text())
+    assert content.pop("counts")["rows"] == 4  # what later versions keep besides, for updates
     table = json.dumps(schema.to_json())
-    assert text == (
+    assert json.dumps(content) == (
         f'{{"format": 1, "table": {table}, "vocabularies": {{"city": ["oslo", "rome"], "seen": ["2", "1", "3"]}}, '
         '"scalings": {"age": {"scale": "standard", "mean": 2.0, "sd": 1.0}}, "classes": {}, "longest": {"seen": 2}, '
         '"weight": 1.0}'
     )
     assert not (folder / "statistics.parquet").exists()
     Encoder.load(folder).save(tmp_path)
-    assert (tmp_path / "encoder.json").read_text() == text
+    assert (tmp_path / "encoder.json").read_bytes() == (folder / "encoder.json").read_bytes()
 
 
 def test_options_are_part_of_the_fingerprint(tmp_path: Path) -> None:
@@ -147,7 +157,7 @@ def test_the_fields_that_are_added(tmp_path: Path) -> None:
     assert pq.read_schema(made.folder / "train-00000.parquet").names[:6] == [
         "row", "user", "item", "age", "age is missing", "click | user",
     ]  # fmt: skip
-    assert made.data.notes[0] == "target statistics: 3 numbers for each of 2 of 2 categorical columns and 1 of 1 pairs"
+    assert made.data.notes[0] == "target statistics: 3 numbers for each of 2 of 2 columns and 1 of 1 pairs"
     plain = Made(tmp_path, rows(), options=None)
     assert row_bytes(made.data.encoder) - row_bytes(plain.data.encoder) == 4 * 10
 
@@ -232,8 +242,9 @@ def test_labels_outside_the_training_part_change_nothing(split: Mapping[str, obj
     after = Made(tmp_path, flipped(rows(), others), split)
     for part in before.parts:
         assert not differs(before, after, part).any()
-    for name in ("encoder.json", "statistics.parquet"):
+    for name in ("counts.parquet", "statistics.parquet"):
         assert (before.folder / name).read_bytes() == (after.folder / name).read_bytes()
+    assert before.described() == after.described()
 
 
 def test_in_time_a_later_row_changes_no_earlier_one(tmp_path: Path) -> None:
@@ -417,7 +428,7 @@ SEQUENCES = {**COLUMNS, "seen": "sequence", "noise": {"type": "sequence", "longe
 def test_sequences_have_the_means_of_their_values(tmp_path: Path) -> None:
     frame = with_sequences()
     made = Made(tmp_path, frame, columns=SEQUENCES)
-    assert "of 4 categorical and sequence columns" in made.data.notes[0]
+    assert "of 4 columns" in made.data.notes[0]
     clicks = {part: made.raw(part)["click"].to_numpy().astype(float) for part in made.parts}
     for part in made.parts:
         assert auc(made.parts[part]["click | seen"].astype(float), clicks[part]) > 0.7
@@ -479,6 +490,7 @@ def test_sequences_are_predicted_from_and_chunks_do_not_matter(tmp_path: Path, m
 OTHERS: dict[str, object] = {
     "statistics": False,
     "sequences": False,
+    "repeated_numbers": False,
     "pairs": 0,
     "columns": 9,
     "prior": 3.0,
@@ -496,8 +508,9 @@ OTHERS: dict[str, object] = {
 def test_every_option_changes_the_fingerprint_and_what_comes_out(tmp_path: Path) -> None:
     assert OTHERS.keys() == FeatureOptions.model_fields.keys()
     when = pl.datetime_range(pl.datetime(2024, 1, 1), pl.datetime(2024, 1, 26), "1h", eager=True)[:600]
-    with_sequences(600).with_columns(when=when).write_csv(tmp_path / "t.csv")
-    schema = TableSchema(columns={**SEQUENCES, "when": "time"})
+    code = 2 * (pl.col("row") * 37 % 101) + pl.col("click")  # a number whose neighbours are the opposite
+    with_sequences(600).with_columns(when=when, code=code).write_csv(tmp_path / "t.csv")
+    schema = TableSchema(columns={**SEQUENCES, "when": "time", "code": "numeric"})
     prints, encoders, numbers = set(), set(), set()
     for options in ({}, *({name: value} for name, value in OTHERS.items())):
         features = FeatureOptions(**options)  # type: ignore[arg-type]
@@ -595,6 +608,26 @@ def test_edges_of_few_values_and_of_ties() -> None:
     assert (np.diff(np.array(rising, np.float32)) > 0).all()
 
 
+def test_common_values_leave_the_bins_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    money = np.array([*[0] * 900, *range(100, 200)], np.float32)  # a quantile of them all is nearly always 0
+    assert len(edges(money, 8)) == 2
+    monkeypatch.setattr("gdod.data.preparing.bins._ROWS_PER_BIN", 10)
+    cut = edges_beside_common(money, 8)
+    assert cut[:2] == (0, 100)
+    assert cut[-1] == 199
+    assert len(cut) == 9
+    counts = np.histogram(money[money > 0], cut[1:])[0]
+    assert counts.max() - counts.min() <= 2
+    assert edges_beside_common(money, 2) == (0, 100, 199)
+    monkeypatch.setattr("gdod.data.preparing.bins._ROWS_PER_BIN", 40)
+    assert len(edges_beside_common(money, 8)) == 4  # 0, and two bins of 50 rows
+    spread = np.arange(1000, dtype=np.float32)
+    assert edges_beside_common(spread, 8) == edges(spread, 8)
+    two = np.array([0, 0, 0, 5, 5, 5, 1, 2, 3], np.float32)  # both at the outside
+    assert edges_beside_common(two, 4)[0] == 0
+    assert edges_beside_common(two, 4)[-1] == 5
+
+
 def test_a_run_keeps_the_statistics_and_predicts_with_them(tmp_path: Path) -> None:
     from tests.training import tiny
 
@@ -637,3 +670,20 @@ def test_few_rows_have_few_bins_and_statistics_their_own_number(tmp_path: Path) 
     assert max(bins for name, bins in count.items() if " | " in name) == 3
     none = Made(tmp_path, rows(400), options=FeatureOptions(statistic_bins=0)).data.schema.numeric
     assert {bool(field.bins) for field in none if " | " in field.name} == {False}
+
+
+def test_statistics_that_are_packed_beyond_all_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of zeros take no room in Parquet, and all the room of the machine once they are read."""
+    Made(tmp_path, rows()).data.encoder.save(tmp_path)
+    content = json.loads((tmp_path / "encoder.json").read_text())
+    width, count = len(content["added"]["targets"]) + 1, 500_000
+    numbers = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(count * width, np.float32)), width)
+    columns = {"source": pa.array(np.zeros(count, np.int32)), "key": pa.array(np.zeros(count, np.int64))}
+    pq.write_table(pa.table({**columns, "numbers": numbers}), tmp_path / "statistics.parquet", compression="zstd")
+    content["added"]["sources"][0]["keys"] = count
+    content["added"]["sources"] = content["added"]["sources"][:1]
+    content["added"]["checksum"] = digest(tmp_path / "statistics.parquet")
+    (tmp_path / "encoder.json").write_text(json.dumps(content))
+    monkeypatch.setattr("gdod.data.preparing.added_fields._SMALL", 1 << 20)  # a test's measure
+    with pytest.raises(InputError, match=r"statistics.parquet is packed tighter than target statistics can be"):
+        Encoder.load(tmp_path)

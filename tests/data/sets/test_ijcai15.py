@@ -134,6 +134,10 @@ GOOD = b"1,30,1,7,2.0,0511,0"
         b"1.5,2.5,1,7,3.0,0511,0.9",
         b"1,20,1,7,inf,0511,0",
         b"1,20,shoes,7,3.0,0511,0",
+        b"1,20,1,7,3.0,0511,0\x01",  # a byte that no text has, at the end
+        b"1,20,1,7,3.0,0511,0\x01,5",
+        b"1,20,1,7\x01,3.0,0511,0",
+        b"\x01",
     ],
 )
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -161,15 +165,18 @@ def test_bad_rows_of_shoppers_are_counted(tmp_path: Path) -> None:
     assert f"user_info_format1.csv: left out 3 bad rows ({reason})" in raw.notes
 
 
-def test_a_number_too_large_for_its_type_is_missing(tmp_path: Path) -> None:
+def test_ids_may_be_large(tmp_path: Path) -> None:
     put(tmp_path, EVENTS)
+    assert read(tmp_path)["brand_id"].dtype == pl.Int32, "half the memory"
     with (tmp_path / "user_log_format1.csv").open("a") as log:
-        log.write("1,20,1,7,2200633953,0511,0\n1,21,1,7,3.0,99999,0\n")
+        log.write("1,20,1,7,2200633953,0511,0\n1,22,1,-3000000000,3.0,0511,0\n1,21,1,7,3.0,99999,0\n")
     raw = Ijcai15().read(tmp_path, {})
     assert isinstance(raw.train, pl.DataFrame)
-    assert raw.train.filter(pl.col("item_id") >= 20)["brand_id"].to_list() == [None]
-    assert "user_log_format1.csv: 1 events without brand_id" in raw.notes
-    assert any("left out 1 events" in note for note in raw.notes)
+    large = raw.train.filter(pl.col("item_id") >= 20)
+    assert large["brand_id"].to_list() == [2200633953, 3]
+    assert large["seller_id"].to_list() == [7, -3000000000]
+    assert not any("without brand_id" in note for note in raw.notes)
+    assert any("left out 1 events" in note for note in raw.notes), "99999 is no date"
     assert not any("bad rows" in note for note in raw.notes)
 
 

@@ -23,7 +23,7 @@ class Minibatch(NamedTuple):
 
     batch: Batch
     labels: dict[str, Tensor]  # [B] float32 each, nan where missing
-    weights: Tensor | None  # [B] float32, mean 1 over the training part; None: all alike
+    weights: Tensor | None  # [B] float32, mean 1 over the training part, or [K, B], by task; None: all alike
     seen: Seen | None = None  # what the labels are known to be; None: nobody has looked, or they are something else
 
 
@@ -65,7 +65,7 @@ class Examples(NamedTuple):
     numeric: Tensor  # [n, G] float32
     sequences: tuple[Tensor, ...]  # each [n, L] int32
     labels: Tensor  # [K, n] float32, nan where missing
-    weights: Tensor | None  # [n] float32
+    weights: Tensor | None  # [n] float32, or [K, n] if a task has weights of its own
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ class Examples(NamedTuple):
             change(self.numeric, 0),
             tuple(change(ids, 0) for ids in self.sequences),
             change(self.labels, 1),
-            None if self.weights is None else change(self.weights, 0),
+            None if self.weights is None else change(self.weights, -1),
         )
 
 
@@ -126,7 +126,7 @@ def cut(
     numbers = block.numeric.split(size)
     lists = [field.long().split(size) for field in block.sequences]
     labels = block.labels.split(size, 1)  # [K, B] each
-    weights = None if block.weights is None else block.weights.split(size)
+    weights = None if block.weights is None else block.weights.split(size, -1)
     seen = look_at(block.labels)  # once for many batches
     for at in range(len(ids)):
         batch = Batch(ids[at], numbers[at], tuple(field[at] for field in lists))
@@ -134,7 +134,7 @@ def cut(
         if ranks > 1:
             mine = _share(batch.size, rank, ranks)
             batch, label = batch.take(mine), label[:, mine]
-            weight = None if weight is None else weight[mine]
+            weight = None if weight is None else weight[..., mine]
         yield Minibatch(batch, dict(zip(tasks, label.unbind(0), strict=True)), weight, seen)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gdod._files import digest, whole
+from gdod.data.preparing.number_values import NumberVocabulary
 from gdod.data.preparing.target_statistics import Source, SourceTable, Target
 from gdod.data.preparing.time_fields import TimeFields
 from gdod.errors import InputError
@@ -22,6 +22,9 @@ LookUp = Callable[[Source], Numbers]
 
 # Brings the logarithm of a count near 1: e⁵ is about 150 rows.
 _COUNT_SCALE = np.float32(5)
+# A file of statistics is unpacked up to so many bytes, or to so many times its length: each of its keys differs from
+# those before it, which cannot be packed away.
+_SMALL, _MOST_PACKED = 1 << 28, 256
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class AddedFields:
     """What `gdod.data.preparing.feature_options.FeatureOptions` made of a table's training part."""
 
     kept: Mapping[str, int] = field(default_factory=dict)
-    """The largest id of each categorical and sequence column that the model sees; those of rarer values become 0."""
+    """The number of values of each categorical and sequence column that the model tells apart, by ids from 1 on; it
+    sees 0 in place of rarer ones."""
     flags: tuple[str, ...] = ()
     """Numeric columns with missing values in the training part; each has a field that is 1 where there is none."""
     targets: tuple[Target, ...] = ()
@@ -40,6 +44,28 @@ class AddedFields:
     """The edges of the bins of numeric fields, of the table's columns and added ones, by name."""
     times: tuple[TimeFields, ...] = ()
     """What is made of columns of times, before anything else."""
+    number_values: Mapping[str, NumberVocabulary] = field(default_factory=dict)
+    """The values of numeric columns that statistics are of."""
+    promoted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The ids of values that the model tells apart since an update only, in the order of its ids for them, which are
+    the last of those that are kept. The model's ids of all others are their own."""
+
+    @property
+    def is_grown(self) -> bool:
+        """Whether a version without updates would take this for something else."""
+        return any(self.promoted.values()) or any(table.wide for table in self.statistics.values())
+
+    def model_ids(self, name: str, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the ids that the model sees in place of those of a column's values: [n] -> [n]."""
+        promoted = np.array(self.promoted.get(name, ()), np.int32)
+        first = self.kept[name] - len(promoted)
+        own = np.where(ids <= first, ids, np.int32(0))
+        if not len(promoted):
+            return own
+        order = np.argsort(promoted)
+        places = np.minimum(np.searchsorted(promoted, ids, sorter=order), len(promoted) - 1)
+        found = order[places]  # [n], the place among the promoted ids
+        return np.where(promoted[found] == ids, first + 1 + found, own).astype(np.int32)
 
     def names(self, taken: Iterable[str]) -> tuple[str, ...]:
         """Return the names of the added fields, all different and none of them ``taken`` by a column."""
@@ -54,14 +80,14 @@ class AddedFields:
             names.append(name)
         return tuple(names)
 
-    def numbers(self, gaps: Mapping[str, pl.Series], look_up: LookUp) -> list[Numbers]:
+    def numbers(self, gaps: Mapping[str, NDArray[np.bool_]], look_up: LookUp) -> list[Numbers]:
         """Return the values of the added fields, in the order of their names: [n] each.
 
         Args:
             gaps: for each numeric column, in which rows its value is missing.
             look_up: gives the statistics of a source.
         """
-        columns = [gaps[name].to_numpy().astype(np.float32) for name in self.flags]
+        columns = [gaps[name].astype(np.float32) for name in self.flags]
         for source in self.statistics:
             numbers = look_up(source)
             columns += [*numbers[:, :-1].T, numbers[:, -1] / _COUNT_SCALE]
@@ -74,11 +100,22 @@ class AddedFields:
             "missing": list(self.flags),
             "targets": [asdict(target) for target in self.targets],
             "sources": [
-                {"columns": list(source), "keys": len(table.keys), "buckets": table.buckets}
+                {
+                    "columns": list(source),
+                    "keys": len(table.keys),
+                    "buckets": table.buckets,
+                    **({"wide": True} if table.wide else {}),
+                }
                 for source, table in self.statistics.items()
             ],
             "bins": {name: list(edges) for name, edges in self.bins.items()},
             "times": [asdict(fields) for fields in self.times],
+            **(
+                {"number_values": {name: one.values.tolist() for name, one in self.number_values.items()}}
+                if self.number_values
+                else {}
+            ),
+            **({"promoted": {name: list(ids) for name, ids in self.promoted.items()}} if self.promoted else {}),
         }
 
     @classmethod
@@ -91,6 +128,11 @@ class AddedFields:
             _read_statistics(statistics, content) if content["sources"] else {},
             {name: tuple(edges) for name, edges in content["bins"].items()},
             tuple(TimeFields(**fields) for fields in content.get("times", ())),
+            {
+                name: NumberVocabulary(np.array(values, np.float64))
+                for name, values in content.get("number_values", {}).items()
+            },
+            {name: tuple(ids) for name, ids in content.get("promoted", {}).items()},
         )
 
     def write_statistics(self, path: Path) -> str:
@@ -117,12 +159,16 @@ def _read_statistics(path: Path | None, content: Mapping[str, Any]) -> dict[Sour
     try:
         if digest(path) != content["checksum"] or pq.read_metadata(path).num_rows != ends[-1]:
             raise InputError(f"{path} does not fit encoder.json beside it; expected the file that was written with it")
+        if ends[-1] * 4 * (width + 3) > max(_SMALL, _MOST_PACKED * path.stat().st_size):
+            raise InputError(f"{path} is packed tighter than target statistics can be; expected a file that gdod wrote")
         table = pq.read_table(path, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read ({error}); expected target statistics as gdod writes them") from error
     keys = table["key"].to_numpy()
     numbers = table["numbers"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(keys), width)
     return {
-        tuple(source["columns"]): SourceTable(keys[first:last], numbers[first:last], source["buckets"])
+        tuple(source["columns"]): SourceTable(
+            keys[first:last], numbers[first:last], source["buckets"], source.get("wide", False)
+        )
         for source, first, last in zip(sources, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     }

@@ -40,7 +40,7 @@ def fit_bins(
             if name in statistics:
                 cut = edges(values, min(options.statistic_bins, enough), _NARROWEST_STATISTIC)
             else:
-                cut = edges(values, min(options.bins, enough))
+                cut = edges_beside_common(values, min(options.bins, enough))
             if cut:
                 bins[name] = cut
     return bins
@@ -63,3 +63,18 @@ def edges(values: NDArray[np.float32], most: int, narrowest: float = 0.0) -> tup
         if not kept or edge - kept[-1] > narrowest:
             kept.append(edge)
     return tuple(kept) if len(kept) > 1 else ()
+
+
+def edges_beside_common(values: NDArray[np.float32], most: int) -> tuple[float, ...]:
+    """Return rising edges of at most ``most`` bins, where values that would fill a bin by themselves do not count.
+
+    Most sums of money are zero in most rows. Such a value is an edge, and the others share the bins that are left as if
+    there were only they.
+    """
+    different, counts = np.unique(values, return_counts=True)
+    common = different[counts * most > len(values)]
+    if len(different) <= most + 1 or not len(common):
+        return edges(values, most)
+    others = values[~np.isin(values, common)]
+    cut = edges(others, min(most - len(common), max(2, len(others) // _ROWS_PER_BIN)))
+    return tuple(sorted({*cut, *common.tolist(), float(others.min()), float(others.max())}))

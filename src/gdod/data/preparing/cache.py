@@ -1,6 +1,8 @@
 """Keep prepared data under the hash of its inputs, written whole or not at all."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -11,15 +13,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
 
 from gdod._files import digest, write_text
+from gdod.data.preparing import counts
+from gdod.data.tables.frames import arrow
+from gdod.data.tables.raw_table import CHUNK_ROWS
 from gdod.errors import InputError
 
 # Part of every fingerprint: raise it when the stored form or the way to it changes.
 VERSION = 2
 # Likewise part of the fingerprint of data that was prepared with `FeatureOptions`.
-FEATURES_VERSION = 1
+FEATURES_VERSION = 3
 # Larger files are hashed once, and again when their size or a time of change differs.
 _LARGE = 64 << 20
 _STALE_SECONDS = 24 * 3600
@@ -62,6 +69,34 @@ def _hash(path: Path, cache: Path) -> str:
     return content
 
 
+class _Hashed(io.RawIOBase):
+    """A file that only keeps the hash of what is written to it."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.hash.update(content)
+        return len(content)
+
+
+def hash_frame(frame: pl.DataFrame) -> str:
+    """Return the hash of a frame's content: that of the Parquet file it would be, of which nothing is kept."""
+    sink = _Hashed()
+    with pq.ParquetWriter(
+        sink, arrow(frame.clear()).schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
+        for first in range(0, len(frame), CHUNK_ROWS):
+            writer.write_table(arrow(frame[first : first + CHUNK_ROWS]).cast(writer.schema))
+    return sink.hash.hexdigest()
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
 def build_folder(target: Path, build: Callable[[Path], None]) -> None:
     """Let ``build`` fill a folder beside ``target``, then put it in its place.
 
@@ -80,14 +115,28 @@ def build_folder(target: Path, build: Callable[[Path], None]) -> None:
     try:
         build(work)
         if target.exists() and not is_whole(target):
-            shutil.rmtree(target)
+            _remove_at_once(target, work.with_name(f"{work.name}-old"))
         try:
             os.rename(work, target)
         except OSError:
             if not is_whole(target):
                 raise
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise OSError(  # the libraries that write tables do not say where
+            f"prepared data cannot be kept in {target.parent}: {os.strerror(error.errno)}; make room, or choose "
+            "another cache with the environment variable GDOD_CACHE"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_at_once(folder: Path, aside: Path) -> None:
+    """Remove a folder so that other processes never see a part of it; one that is gone was removed by one of them."""
+    with suppress(FileNotFoundError):
+        os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -105,7 +154,10 @@ def clean(cache: Path, days: float) -> tuple[int, int]:
     """
     removed = size = 0
     before = time.time() - days * 24 * 3600
-    for folder in sorted((cache / "prepared").glob("*")):
+    _remove_stale(cache / "prepared")
+    for folder in sorted((cache / "prepared").glob("[!.]*")):  # other processes may be making those with a dot
+        if folder.is_symlink() or not folder.is_dir():
+            continue
         about = folder / "about.json"
         used = about.stat() if about.is_file() else folder.stat()
         if max(used.st_atime, used.st_mtime) <= before:
@@ -135,6 +187,8 @@ def is_whole(folder: Path) -> bool:
     """Return whether about.json can be understood, and all files are there as they were written."""
     try:
         about = _About.model_validate_json((folder / "about.json").read_bytes())
+        if counts.FILE not in about.files:  # of a version without them; it is made again, for runs that can be updated
+            return False
         if any((folder / name).stat().st_size != size for name, size in about.files.items()):
             return False
         memos = folder.parent.parent  # the cache, as `prepare` has it

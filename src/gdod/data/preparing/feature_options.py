@@ -16,6 +16,9 @@ class FeatureOptions(BaseModel):
     tell a row's own label."""
     sequences: bool = True
     """Whether sequence columns get them, too: the means of those of a row's values."""
+    repeated_numbers: bool = True
+    """Whether numeric columns get them, too, where training rows with the very same number say much more about a row's
+    labels than those with a similar one: see `gdod.data.preparing.number_values`."""
     pairs: int = Field(default=60, ge=0)
     """How many pairs of categorical columns get them, too, at most; 0: none. If there are more, those that explain
     most beyond the better of their columns, in up to 50,000 training rows."""

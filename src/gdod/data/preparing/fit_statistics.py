@@ -1,6 +1,9 @@
-"""Fit target statistics to the training rows of a table: choose columns and pairs of them, and count their labels."""
+"""Fit target statistics to the training rows of a table: choose columns and pairs of them, and count their labels.
 
-from collections.abc import Iterator, Sequence, Set
+Sequences and numbers have statistics of their own, but no pairs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -8,23 +11,27 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from gdod._checks import listed
+from gdod.data.preparing.counts import Counts
 from gdod.data.preparing.encoder import Encoder, IdsLookUp
 from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.folds import assign_folds
+from gdod.data.preparing.number_values import NumberVocabulary, similar_ids
 from gdod.data.preparing.split import TRAIN, Parts
 from gdod.data.preparing.target_statistics import (
     Fitting,
     Folds,
     IdsByColumn,
+    Past,
     SequenceIds,
     Source,
     SourceTable,
     Target,
     by_row,
 )
-from gdod.data.tables.columns import label_values, list_texts, weight_values
+from gdod.data.tables.columns import label_values, list_texts, numeric_values, weight_values
 from gdod.data.tables.raw_table import RawTable
-from gdod.data.tables.table_schema import CategoricalColumn, SequenceColumn
+from gdod.data.tables.table_schema import CategoricalColumn, NumericColumn, SequenceColumn
 from gdod.data.tables.values import Origin, text
 
 # Of a label with more classes, the most frequent ones have statistics.
@@ -35,6 +42,11 @@ _FEWEST_SAMPLE_ROWS = 5_000
 _PAIRS_OF_WHOLE_SAMPLE = 500
 # Of more columns than this, those that alone explain most are paired.
 _MOST_PAIRED = 200
+# Of more numeric columns than this, those with the most different values may get statistics.
+_MOST_NUMBERS = 64
+# The very same numbers must explain this share of the labels' deviance, and so many times as much as similar ones do:
+# less is chance, or a model that knows the number's size has little of it.
+_LEAST_GAIN, _TIMES_SIMILAR = 0.005, 2.0
 # Sources whose gains are worked out together: what they count is in memory at once.
 _TOGETHER = 32
 
@@ -59,7 +71,7 @@ class TrainingStatistics:
 
 
 @dataclass(frozen=True)
-class _LabelTarget:
+class LabelTarget:
     """A target, and where its labels are."""
 
     target: Target
@@ -76,12 +88,12 @@ class _LabelTarget:
 class _Rows:
     """Training rows as statistics are fitted to them."""
 
-    ids: dict[str, NDArray[np.int64] | SequenceIds]
+    ids: Mapping[str, NDArray[np.int64] | SequenceIds]
     folds: NDArray[np.int64]  # [n]
     labels: NDArray[np.float64]  # [n, K], nan where there is none
     weights: NDArray[np.float64] | None  # [n], mean 1 over the training part
 
-    def add_to(self, fitting: Fitting, targets: Sequence[_LabelTarget]) -> None:
+    def add_to(self, fitting: Fitting, targets: Sequence[LabelTarget]) -> None:
         labels = np.stack([target.of(self.labels) for target in targets], 1)  # [n, T]
         fitting.add(self.ids, self.folds, labels, self.weights)
 
@@ -92,10 +104,11 @@ def fit_statistics(
     """Return the encoder with statistics, those of the training rows themselves, and sentences about the choice.
 
     If no column calls for statistics, the encoder stays as it is and there are none.
-    It goes through the table twice more. Memory is bounded by ``options.keys`` for each column and pair, by a few GB
-    for all of them, and by three bytes a row.
+    It goes through the table twice more, and once more where numbers repeat. Memory is bounded by ``options.keys`` for
+    each column and pair, by a few GB for all of them, and by three bytes a row.
     """
-    assert encoder.added is not None
+    added = encoder.added
+    assert added is not None
     split, missing = encoder.table_schema.split, encoder.table_schema.file.missing
     folds = Folds(options.folds, in_time=split.by == "time")
     of_rows = assign_folds(table, parts, split, missing, options.folds)
@@ -104,15 +117,17 @@ def fit_statistics(
     sequences = [name for name in schema.of(SequenceColumn) if options.sequences and len(encoder.vocabularies[name])]
     rows_there = int((parts == TRAIN).sum())
     scarce = {name for name in columns if rows_there < options.rows_per_value * len(encoder.vocabularies[name])}
-    if not scarce and not sequences:
+    numbers, unpaired = _most_different(added.number_values), sequences
+    if not scarce and not sequences and not numbers:
         return encoder, None, ()
-    source_rows = _SourceRows(table, encoder, [*columns, *sequences], of_rows)
+    source_rows = SourceRows(table, encoder, [*columns, *sequences, *numbers], of_rows)
     sample = source_rows.joined(_sample(parts, split.seed, len(columns)))
     targets = _targets(encoder, sample.labels)
+    sizes = encoder.largest_ids
 
-    def fitting(sources: Sequence[Source]) -> Fitting:
+    def fitting(sources: Sequence[Source], sizes: Mapping[str, int] = sizes) -> Fitting:
         kinds = [target.target for target in targets]
-        return Fitting(sources, encoder.largest_ids, kinds, folds, options.prior, options.keys)
+        return Fitting(sources, sizes, kinds, folds, options.prior, options.keys)
 
     def gains(sources: Sequence[Source]) -> dict[Source, float]:
         """Return how much each source alone explains in the sample, the mean over targets."""
@@ -123,8 +138,18 @@ def fit_statistics(
             means |= {source: float(gain.mean()) for source, gain in some.gains().items()}
         return means
 
+    if numbers:
+        of_numbers = replace(source_rows, columns=list(numbers)).chunks(parts == TRAIN)
+        bins = {name: similar_ids(len(one), _plain(sample.ids[name]), rows_there) for name, one in numbers.items()}
+        telling = _telling_numbers(of_numbers, bins, fitting, targets)
+        added = replace(added, number_values={name: numbers[name] for name in telling})
+        encoder = replace(encoder, added=added)
+        unpaired = [*sequences, *telling]
+        if not scarce and not unpaired:
+            return encoder, None, ()
+        source_rows = replace(source_rows, encoder=encoder, columns=[*columns, *unpaired])
     room = options.columns // (len(targets) + 1)
-    every: list[Source] = [(name,) for name in (*columns, *sequences) if name in scarce or name in sequences]
+    every: list[Source] = [(name,) for name in (*columns, *unpaired) if name in scarce or name in unpaired]
     most = max(0, min(options.pairs, room - len(every)))
     candidates = _pairs(columns, scarce) if most else []
     alone = gains(every) if len(every) > room or len(candidates) > most else {}
@@ -140,18 +165,63 @@ def fit_statistics(
     counted = fitting([*singles, *pairs])
     for rows in source_rows.chunks(parts == TRAIN):
         rows.add_to(counted, targets)
-    tables, training = counted.tables(), counted.training_tables()
+    sums, training = counted.sums(), counted.training_tables()
+    tables = counted.tables(sums)
     counted.forget()
     # What is zero in every training row (say, the column that groups are of) would be news to a model later on.
     told = {source: table for source, table in tables.items() if training[source].numbers.any()}
     kinds = tuple(target.target for target in targets)
-    what = f"{len(columns) + len(sequences)} {'categorical and sequence' if sequences else 'categorical'} columns"
-    note = _note(sum(source in told for source in singles), what, len(told), len(candidates), len(targets))
+    values = {name: values for name, values in added.number_values.items() if (name,) in told}
+    added = replace(added, targets=kinds, statistics=told, number_values=values)
+    of_columns = f"{sum(source in told for source in singles)} of {len(columns) + len(unpaired)} columns"
+    note = _note(of_columns, sum(len(source) == 2 for source in told), len(candidates), len(targets), list(values))
+    assert isinstance(encoder.counts, Counts)
+    past = Past(counted.base, {source: sums[source] for source in told})
+    counts = replace(encoder.counts, targets=tuple((one.label, one.value) for one in targets), past=past)
     return (
-        replace(encoder, added=replace(encoder.added, targets=kinds, statistics=told)),
+        replace(encoder, added=added, counts=counts),
         TrainingStatistics({source: training[source] for source in told}, counted, of_rows),
         (note,) if told else (),
     )
+
+
+def _most_different(values: Mapping[str, NumberVocabulary]) -> dict[str, NumberVocabulary]:
+    """Return no more numeric columns than are tried, those with the most different values."""
+    chosen = set(sorted(values, key=lambda name: -len(values[name]))[:_MOST_NUMBERS])
+    return {name: each for name, each in values.items() if name in chosen}
+
+
+def _telling_numbers(
+    chunks: Iterator["_Rows"],
+    bins: Mapping[str, NDArray[np.int64]],
+    fitting: Callable[[Sequence[Source], Mapping[str, int]], Fitting],
+    targets: Sequence[LabelTarget],
+) -> list[str]:
+    """Return the numeric columns whose exact values explain the labels of other rows much better than bins of them do.
+
+    All training rows are counted for it: in a sample, values would repeat less often than they do.
+
+    Args:
+        chunks: the training rows, with the ids of numbers.
+        bins: the bin of each id.
+        fitting: makes the counts of sources whose columns have these largest ids.
+        targets: the targets that are to be explained.
+    """
+    sources: list[Source] = [(name,) for name in bins]
+    exact = fitting(sources, {name: len(of_id) - 1 for name, of_id in bins.items()})
+    similar = fitting(sources, {name: int(of_id.max()) for name, of_id in bins.items()})
+    for rows in chunks:
+        rows.add_to(exact, targets)
+        in_bins = {name: of_id[_plain(rows.ids[name])] for name, of_id in bins.items()}
+        replace(rows, ids=in_bins).add_to(similar, targets)
+    of_exact, of_similar = exact.gains(), similar.gains()
+    means = {name: (of_exact[(name,)].mean(), of_similar[(name,)].mean()) for name in bins}
+    return [name for name, (own, of_bins) in means.items() if own > max(_LEAST_GAIN, _TIMES_SIMILAR * of_bins)]
+
+
+def _plain(ids: "NDArray[np.int64] | SequenceIds") -> NDArray[np.int64]:
+    assert not isinstance(ids, SequenceIds)
+    return ids
 
 
 def _pairs(columns: Sequence[str], scarce: Set[str]) -> list[Source]:
@@ -167,9 +237,10 @@ def _best(sources: list[Source], gains: dict[Source, float], most: int) -> list[
     return [source for source in sources if source in chosen]
 
 
-def _note(singles: int, columns: str, sources: int, candidates: int, targets: int) -> str:
-    of_pairs = f" and {sources - singles} of {candidates:,} pairs" if candidates else ""
-    return f"target statistics: {targets + 1} numbers for each of {singles} of {columns}{of_pairs}"
+def _note(columns: str, pairs: int, candidates: int, targets: int, numbers: Sequence[str]) -> str:
+    of_pairs = f" and {pairs} of {candidates:,} pairs" if candidates else ""
+    repeat = f"; among them numbers that repeat: {listed(numbers)}" if numbers else ""
+    return f"target statistics: {targets + 1} numbers for each of {columns}{of_pairs}{repeat}"
 
 
 def _sample(parts: Parts, seed: int, columns: int) -> NDArray[np.bool_]:
@@ -184,7 +255,7 @@ def _sample(parts: Parts, seed: int, columns: int) -> NDArray[np.bool_]:
     return train
 
 
-def _targets(encoder: Encoder, labels: NDArray[np.float64]) -> list[_LabelTarget]:
+def _targets(encoder: Encoder, labels: NDArray[np.float64]) -> list[LabelTarget]:
     """Return what is estimated: a rate for a binary label and for each frequent class, a mean for a number.
 
     ``labels`` [n, K] of some training rows tell which classes are frequent.
@@ -192,17 +263,17 @@ def _targets(encoder: Encoder, labels: NDArray[np.float64]) -> list[_LabelTarget
     targets = []
     for at, (name, label) in enumerate(encoder.table_schema.labels.items()):
         if label.kind != "multiclass":
-            targets.append(_LabelTarget(Target(name, "rate" if label.kind == "binary" else "mean"), at))
+            targets.append(LabelTarget(Target(name, "rate" if label.kind == "binary" else "mean"), at))
             continue
         classes, there = encoder.classes[name], labels[~np.isnan(labels[:, at]), at].astype(np.int64)
         counts = np.bincount(there, minlength=len(classes))
         for value in sorted(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()):
-            targets.append(_LabelTarget(Target(f"{name} = {classes[value]}"), at, value))
+            targets.append(LabelTarget(Target(f"{name} = {classes[value]}"), at, value))
     return targets
 
 
 @dataclass(frozen=True)
-class _SourceRows:
+class SourceRows:
     """Goes through chosen rows of a table as `_Rows`."""
 
     table: RawTable
@@ -242,12 +313,18 @@ class _SourceRows:
             known = weight_values(frame[schema.weight], schema.file.missing, origin)
             weights = known.fill_null(encoder.weight).to_numpy() / encoder.weight
         frame = encoder.with_times(frame)
-        return _Rows({name: self._ids(frame, name) for name in self.columns}, folds.astype(np.int64), labels, weights)
+        ids = {name: self._ids(frame, name, origin) for name in self.columns}
+        return _Rows(ids, folds.astype(np.int64), labels, weights)
 
-    def _ids(self, frame: pl.DataFrame, name: str) -> NDArray[np.int64] | SequenceIds:
+    def _ids(self, frame: pl.DataFrame, name: str, origin: Origin) -> NDArray[np.int64] | SequenceIds:
         """Return the ids of a column of training rows, none of which is unknown."""
         schema = self.encoder.extended_schema
-        column, missing, vocabulary = schema.columns[name], schema.file.missing, self.encoder.vocabularies[name]
+        column, missing = schema.columns[name], schema.file.missing
+        if isinstance(column, NumericColumn):
+            assert self.encoder.added is not None
+            numbers = numeric_values(frame[name], column, missing, origin).to_numpy()  # null becomes nan
+            return self.encoder.added.number_values[name].ids(numbers)
+        vocabulary = self.encoder.vocabularies[name]
         if not isinstance(column, SequenceColumn):
             return vocabulary.ids(text(frame[name], missing)).astype(np.int64)
         lists = list_texts(frame[name], column.separator, missing, column.longest)

@@ -1,7 +1,7 @@
 """Prepare raw tables: split, fit on the training rows, encode, shuffle, and write the prepared folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
@@ -12,14 +12,20 @@ import polars as pl
 
 from gdod._files import digest
 from gdod.data.preparing.bins import fit_bins
+from gdod.data.preparing.bring_forward import Previous, bring_forward
 from gdod.data.preparing.cache import VERSION
+from gdod.data.preparing.counts import FILE, Counts, StoredCounts
+from gdod.data.preparing.cross_validation import assign_fold
 from gdod.data.preparing.encoder import Encoded, Encoder
 from gdod.data.preparing.feature_options import FeatureOptions
 from gdod.data.preparing.fit import fit
 from gdod.data.preparing.fit_statistics import TrainingStatistics, fit_statistics
+from gdod.data.preparing.fold import Fold
 from gdod.data.preparing.shuffle import Shuffler
 from gdod.data.preparing.split import PARTS, TEST, TRAIN, VALIDATION, Assigned, Parts, assign
 from gdod.data.preparing.stored import PartWriter
+from gdod.data.preparing.vector_options import VectorOptions
+from gdod.data.preparing.vectors import Vectors, read_all
 from gdod.data.tables.raw_table import RawTable
 from gdod.data.tables.table_schema import NumericColumn, SequenceColumn, TableSchema
 from gdod.errors import InputError
@@ -34,36 +40,78 @@ class RawParts:
     test: RawTable | None
     schema: TableSchema
     notes: tuple[str, ...] = ()
+    hashes: tuple[str, ...] = ()
+    """Of the files, or of the table in memory, that training rows come from."""
+
+    def training_only(self) -> "RawParts":
+        """Return the parts without the test table, if there is one, and a note on that: folds are cut off training."""
+        if self.test is None:
+            return self
+        note = "the folds are those of the training table; the test table is not looked at"
+        return replace(self, test=None, notes=(*self.notes, note))
 
 
 def part_file(part: str) -> str:
     return f"{part}-00000.parquet"
 
 
-def prepare_into(
-    folder: Path, name: str, fingerprint: str, raw: RawParts, options: FeatureOptions | None = None
-) -> None:
-    """Write the three parts, the encoder's files and, last, about.json into the folder.
+def vectors_file(number: int) -> str:
+    """Return the name of the file with the vectors of the ids of one of `Encoder.vectors`, in their order."""
+    return f"vectors-{number:05}.npy"
 
-    ``options``: what is made of the columns besides ids and scaled numbers; None: nothing.
+
+def write_vectors(folder: Path, known: Mapping[str, Vectors], encoder: Encoder) -> Iterator[str]:
+    """Write the vectors of the ids of each column, and yield a sentence on how many there are."""
+    sizes = {field.name: field.cardinality for field in encoder.model_schema.categorical}
+    for number, (name, vectors) in enumerate(known.items()):
+        table = vectors.by_id(encoder.vocabularies[name], sizes[name])  # [cardinality + 1, p]
+        np.save(folder / vectors_file(number), table)
+        count = int(np.isfinite(table[:, 0]).sum())
+        yield f"{name}: vectors of {vectors.size} numbers for {count:,} of {sizes[name]:,} values"
+
+
+def prepare_into(
+    folder: Path,
+    name: str,
+    fingerprint: str,
+    raw: RawParts,
+    options: FeatureOptions | None = None,
+    vectors: Mapping[str, VectorOptions] | None = None,
+    fold: Fold | None = None,
+    whole: str | None = None,
+    previous: Previous | None = None,
+) -> None:
+    """Write the three parts, the encoder's files, vectors and, last, about.json into the folder.
+
+    Args:
+        folder: where to.
+        name: what the data is called.
+        fingerprint: the hash of all that the prepared data depends on.
+        raw: the tables.
+        options: what is made of the columns besides ids and scaled numbers; None: nothing.
+        vectors: the files with vectors of values, by column.
+        fold: the fold of the training table that is the test part; None: the test part is as the schema says.
+        whole: the fingerprint that the data would have without a fold, which all folds have in common.
+        previous: the encoder that is brought forward to this table, in place of a new one.
     """
     if not raw.schema.labels:
         raise InputError("the schema has no label; give at least one column `type: label`")
-    parts, notes = _assign(raw, name)
-    encoder = fit(raw.train, raw.schema, parts, options)
-    training: TrainingStatistics | None = None
-    if encoder.added is not None and encoder.added.times:
-        notes += (f"made of times, in UTC: {', '.join(name for each in encoder.added.times for name in each.made)}",)
-    if options is not None and options.statistics:
-        encoder, training, more = fit_statistics(raw.train, parts, encoder, options)
-        notes += more
+    known = read_all(vectors or {}, raw.schema)
+    raw = raw if fold is None else raw.training_only()
+    parts, notes = _assign(raw, name, fold)
+    if previous is not None:
+        encoder, training, more = bring_forward(raw.train, raw.schema, parts, previous, options)
+    else:
+        encoder, training, more = _fitted(raw, parts, options, known)
+    notes += (*more, *write_vectors(folder, known, encoder))
+    encoder = replace(encoder, counts=_written(encoder, raw.hashes, folder))
     about = [_About() for _ in PARTS]
     with _Writers(folder, int((parts == TRAIN).sum()), encoder) as writers:
         _encode(raw.train, parts, encoder, writers, about, training)
         for part, table in ((VALIDATION, raw.validation), (TEST, raw.test)):
             if table is not None:
                 _encode(table, np.full(table.rows, part, np.uint8), encoder, writers, about)
-    if options is not None and options.bins:
+    if options is not None and options.bins and previous is None:
         columns = tuple(encoder.extended_schema.of(NumericColumn))
         bins = fit_bins(folder / part_file("train"), columns, encoder.added_names, options)
         encoder = replace(encoder, added=replace(encoder.added, bins=bins))  # type: ignore[type-var]
@@ -73,6 +121,8 @@ def prepare_into(
         "version": VERSION,
         "name": name,
         "fingerprint": fingerprint,
+        "fold": None if fold is None else fold.model_dump(),
+        "whole": whole,
         "rows": {part: about[at].rows for at, part in enumerate(PARTS)},
         "parts": {part: about[at].to_json() for at, part in enumerate(PARTS)},
         "notes": [*raw.notes, *notes, *_notes(encoder, about)],
@@ -82,7 +132,30 @@ def prepare_into(
     (folder / "about.json").write_text(json.dumps(described, indent=1, ensure_ascii=False), "utf-8")
 
 
-def _assign(raw: RawParts, source: str) -> Assigned:
+def _written(encoder: Encoder, hashes: tuple[str, ...], folder: Path) -> StoredCounts:
+    """Write what was counted, of the tables with these hashes, so that memory need not hold it any longer."""
+    assert isinstance(encoder.counts, Counts)
+    path = folder / FILE
+    return StoredCounts(path, encoder.counts.with_tables(hashes).write(path))
+
+
+def _fitted(
+    raw: RawParts, parts: Parts, options: FeatureOptions | None, vectors: Mapping[str, Vectors]
+) -> tuple[Encoder, TrainingStatistics | None, tuple[str, ...]]:
+    """Return a new encoder, the statistics of the training rows if there are any, and notes."""
+    encoder = fit(raw.train, raw.schema, parts, options, vectors)
+    training: TrainingStatistics | None = None
+    notes: tuple[str, ...] = ()
+    if encoder.added is not None and encoder.added.times:
+        made = ", ".join(name for each in encoder.added.times for name in each.made)
+        notes += (f"made of times, in UTC: {made}",)
+    if options is not None and options.statistics:
+        encoder, training, more = fit_statistics(raw.train, parts, encoder, options)
+        notes += more
+    return encoder, training, notes
+
+
+def _assign(raw: RawParts, source: str, fold: Fold | None) -> Assigned:
     """Return the part of each row of ``raw.train``; raise if a part has no rows that should have some."""
     split = raw.schema.split
     wanted = {
@@ -91,7 +164,12 @@ def _assign(raw: RawParts, source: str) -> Assigned:
     }
     if not raw.train.rows:
         raise InputError(f"{source}: the table has no rows; {_ROWS}")
-    assigned = assign(raw.train, split, raw.schema.file.missing, **wanted)
+    missing = raw.schema.file.missing
+    if fold is None:
+        assigned = assign(raw.train, split, missing, **wanted)
+    else:
+        wanted["test"] = 1 / fold.of
+        assigned = assign_fold(raw.train, split, missing, fold, validation=wanted["validation"])
     sizes = np.bincount(assigned.parts, minlength=3)
     for part, name in enumerate(PARTS):
         if not sizes[part] and (part == TRAIN or wanted[name] > 0):
@@ -173,12 +251,12 @@ class _About:
     sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, encoded: Encoded, encoder: Encoder) -> None:
-        self.rows += len(encoded.frame)
+        self.rows += encoded.rows
         for total, counts in ((self.missing, encoded.missing), (self.unknown, encoded.unknown)):
             for name, count in counts.items():
                 total[name] = total.get(name, 0) + count
         for name in encoder.table_schema.of(SequenceColumn):
-            known = int(np.count_nonzero(encoded.frame[name].to_numpy()))
+            known = int(np.count_nonzero(encoded.columns[name]))
             self.values[name] = self.values.get(name, 0) + known + encoded.unknown[name]
         for name in encoder.table_schema.labels:
             labels = encoded.frame[name].drop_nulls()

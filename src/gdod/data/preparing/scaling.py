@@ -23,9 +23,9 @@ class Scaling:
     mean: float = 0.0
     sd: float = 1.0
 
-    def apply(self, numbers: pl.Series) -> NDArray[np.float32]:
-        """Return the scaled numbers: [n] float64 with nulls -> [n] float32 without."""
-        values = _curve(self.scale, numbers.to_numpy())
+    def apply(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return the scaled numbers: [n] float64, nan where missing -> [n] float32 without."""
+        values = _curve(self.scale, numbers)
         with np.errstate(over="ignore"):  # infinite here, and cut back below
             values = (values - self.mean) / self.sd if self.sd else values * 0
         values = np.where(np.isnan(values), 0.0, np.clip(values, -_FARTHEST, _FARTHEST))

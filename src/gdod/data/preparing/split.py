@@ -40,19 +40,23 @@ def assign(table: RawTable, split: Split, missing: tuple[str, ...], *, test: flo
 
 
 def _at_random(rows: int, seed: int, test: float, validation: float) -> Parts:
-    """Return parts with exactly the wanted numbers of rows, each choice of rows equally likely. [rows]
+    """Return parts with exactly the wanted numbers of rows, each choice of rows equally likely. [rows]"""
+    return deal(_sizes(rows, test, validation), np.random.default_rng([seed, 0x5917]))
 
-    Goes block by block, drawing first how many test and validation rows fall into the block: a
-    permutation of all rows would take eight bytes a row.
+
+def deal(sizes: NDArray[np.int64], draw: np.random.Generator) -> Parts:
+    """Return a part for each of ``sizes.sum()`` rows, so that parts have these sizes; all ways are equally likely.
+
+    Goes block by block, drawing first how many rows of each part fall into the block: a permutation of all rows would
+    take eight bytes a row.
     """
-    left = _sizes(rows, test, validation)  # of each part, still to be placed
-    draw = np.random.default_rng([seed, 0x5917])
+    left, rows = sizes, int(sizes.sum())  # of each part, still to be placed
     parts = np.empty(rows, np.uint8)
     for first in range(0, rows, _BLOCK):
         size = min(_BLOCK, rows - first)
         here = draw.multivariate_hypergeometric(left, size, method="marginals")
         left = left - here
-        parts[first : first + size] = draw.permutation(np.repeat(np.arange(3, dtype=np.uint8), here))
+        parts[first : first + size] = draw.permutation(np.repeat(np.arange(len(sizes), dtype=np.uint8), here))
     return parts
 
 
@@ -92,23 +96,24 @@ def _by_time(table: RawTable, split: Split, missing: tuple[str, ...], test: floa
 def _by_group(table: RawTable, split: Split, missing: tuple[str, ...], test: float, validation: float) -> Assigned:
     """Put all rows of a group into one part. Rows without a group are one group."""
     column = str(split.column)
-
-    def groups(values: pl.Series, origin: Origin) -> pl.Series:
-        return text(values, missing)
-
-    counted = count_values(table, column, groups, pl.String)
-    counts = counted.group_by(pl.col("value").fill_null("")).agg(pl.col("count").sum()).sort("value")
+    counts, notes = count_groups(table, split, missing)
     shuffled = np.random.default_rng([split.seed, 0x6C0B]).permutation(len(counts))
     sizes = counts["count"].to_numpy().astype(np.int64)
     parts = np.empty(len(counts), np.uint8)
-    parts[shuffled] = _fit(sizes[shuffled], test, validation)
+    parts[shuffled] = fit_groups(sizes[shuffled], test, validation)
     names = Vocabulary(counts["value"])
 
     def place(values: pl.Series, origin: Origin) -> Parts:
-        return np.asarray(parts[names.ids(groups(values, origin).fill_null("")) - 1], np.uint8)
+        return np.asarray(parts[names.ids(text(values, missing).fill_null("")) - 1], np.uint8)
 
-    notes = _without(counted, split, table.rows, "count as one group")
     return Assigned(place_rows(table, column, place), notes + _missed(parts, sizes, split, test, validation))
+
+
+def count_groups(table: RawTable, split: Split, missing: tuple[str, ...]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return how many rows each group has, by its value ("" where it is missing), and a note on rows without one."""
+    counted = count_values(table, str(split.column), lambda values, _: text(values, missing), pl.String)
+    counts = counted.group_by(pl.col("value").fill_null("")).agg(pl.col("count").sum()).sort("value")
+    return counts, _without(counted, split, table.rows, "count as one group")
 
 
 def _without(counted: pl.DataFrame, split: Split, rows: int, become: str) -> tuple[str, ...]:
@@ -153,7 +158,7 @@ def _fill(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
     return parts
 
 
-def _fit(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
+def fit_groups(counts: NDArray[np.int64], test: float, validation: float) -> Parts:
     """Return the parts of bunches in any order: test if it has room for the bunch, else validation, else train.
 
     So a bunch that is too large for the room that is left is trained on, and smaller ones fill the room. If all

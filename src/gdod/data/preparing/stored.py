@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -23,32 +24,52 @@ if TYPE_CHECKING:
 ROW_GROUP = 8_192
 
 
-def examples(frame: pl.DataFrame, encoder: Encoder) -> Examples:
-    """Return encoded rows as tensors. A label that the frame lacks is missing everywhere."""
-    schema, size = encoder.extended_schema, len(frame)
+EncodedColumns = Mapping[str, NDArray[Any] | pl.Series]
+"""The columns of encoded rows, by name: ids [n] int32, numbers and labels [n] float32, sequences [n, longest] int32."""
+
+
+def examples(rows: EncodedColumns | pl.DataFrame, encoder: Encoder) -> Examples:
+    """Return encoded rows as tensors. A label that they lack is missing everywhere."""
+    columns = {one.name: one for one in rows.get_columns()} if isinstance(rows, pl.DataFrame) else rows
+    schema, size = encoder.extended_schema, len(next(iter(columns.values()), ()))
     ids = np.empty((size, len(schema.of(CategoricalColumn))), np.int32)
     for at, name in enumerate(schema.of(CategoricalColumn)):
-        ids[:, at] = frame[name].to_numpy()
+        ids[:, at] = _array(columns[name])
     values = np.empty((size, len(encoder.numeric)), np.float32)
     for at, name in enumerate(encoder.numeric):
-        values[:, at] = frame[name].to_numpy()
+        values[:, at] = _array(columns[name])
     labels = np.full((len(schema.labels), size), np.nan, np.float32)
     for at, name in enumerate(schema.labels):
-        if name in frame.columns:
-            labels[at] = frame[name].to_numpy()  # null becomes nan
+        if name in columns:
+            labels[at] = _array(columns[name])
     weights = None
-    if schema.weight is not None and schema.weight in frame.columns:
-        weights = _tensor(frame[schema.weight].to_numpy())
+    if schema.weight is not None and schema.weight in columns:
+        weights = _tensor(_array(columns[schema.weight]))
+    own = {label: column for label, column in schema.label_weights.items() if column in columns}
+    if own:
+        matrix = np.ones((len(schema.labels), size), np.float32)
+        if weights is not None:
+            matrix *= weights.numpy()
+        for at, name in enumerate(schema.labels):
+            if name in own:
+                matrix[at] *= _array(columns[own[name]])
+        weights = _tensor(matrix)
     return Examples(
         _tensor(ids),
         _tensor(values),
-        tuple(_matrix(frame[name], encoder.longest[name]) for name in schema.of(SequenceColumn)),
+        tuple(_matrix(columns[name], encoder.longest[name]) for name in schema.of(SequenceColumn)),
         _tensor(labels),
         weights,
     )
 
 
-def _matrix(lists: pl.Series, longest: int) -> Tensor:
+def _array(values: NDArray[Any] | pl.Series) -> NDArray[Any]:
+    return values.to_numpy() if isinstance(values, pl.Series) else values  # null becomes nan
+
+
+def _matrix(lists: NDArray[Any] | pl.Series, longest: int) -> Tensor:
+    if not isinstance(lists, pl.Series):
+        return _tensor(lists)
     if not len(lists):
         return torch.zeros(0, longest, dtype=torch.int32)
     flat = lists.explode(empty_as_null=False, keep_nulls=False)

@@ -48,6 +48,9 @@ _LARGEST = 1e140
 _NARROWEST = 1e-7
 # Of sequences, so many values are counted at once: there may be many more of them than rows.
 _TOGETHER = 1 << 18
+# More ids than any column has. Pairs are hashed as if each column had so many, so that a bucket stays the same as the
+# columns get more values.
+MOST_IDS = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class SourceTable:
     keys: Ids  # [m], sorted
     numbers: NDArray[np.float32]  # [m, T + 1], the last is the logarithm of the number of rows
     buckets: int | None = None  # keys were hashed into so many, because there were too many of them
+    wide: bool = False  # the keys that were hashed are those of columns with `MOST_IDS`; False only in earlier versions
+
+    def of(self, source: Source, ids: IdsByColumn, sizes: Mapping[str, int]) -> NDArray[np.float32]:
+        """Return the numbers of the source's keys. [n, T + 1], of a sequence [m, T + 1]"""
+        return self.look_up(keys_of(source, ids, None if self.wide else sizes))
 
     def look_up(self, keys: Ids) -> NDArray[np.float32]:
         """Return the numbers of each key. [n] -> [n, T + 1]"""
@@ -94,6 +102,35 @@ class SourceTable:
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         known = self.keys[places] == keys
         return np.where(known[:, None], self.numbers[places], np.float32(0))
+
+
+@dataclass(frozen=True)
+class SourceSums:
+    """What was counted of one source: all that its statistics are made of."""
+
+    keys: Ids  # [m], sorted
+    sums: Floats  # [m, 1 + 2T]: rows, labelled weight and sum of labels of each target
+    buckets: int | None = None  # keys were hashed into so many
+
+    def with_sizes(self, before: int, after: int) -> "SourceSums":
+        """Return the same of a pair whose second column had ids up to ``before``, and now has them up to ``after``."""
+        if self.buckets is not None:
+            return self
+        return SourceSums(recoded(self.keys, before + 1, after + 1), self.sums)
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of earlier rows, which are no rows of the table: sums that count by a factor for their age."""
+
+    base: Floats  # [3, T], as `Fitting.base` gives it
+    sums: Mapping[Source, SourceSums]
+
+
+def recoded(keys: Ids, before: int, after: int) -> Ids:
+    """Return the keys of pairs, whose first id was multiplied by ``before``, as they are if it is by ``after``."""
+    first, second = np.divmod(keys, before)
+    return first * after + second
 
 
 def hashed(keys: Ids, buckets: int) -> Ids:
@@ -158,16 +195,26 @@ def _are_rates(targets: Sequence[Target]) -> NDArray[np.bool_]:
 class _SourceCount:
     """Rows, labelled weight and label sums of each (key, fold) of a source, chunk by chunk."""
 
-    def __init__(self, width: int, folds: int, limit: int) -> None:
-        self.folds, self.limit, self.buckets = folds, limit, None if limit > 0 else 1
+    def __init__(self, width: int, folds: int, limit: int, second: int | None) -> None:
+        """``second``: by what the first id of a pair is multiplied in its key; None: it is no pair."""
+        self.folds, self.limit, self.second, self.buckets = folds, limit, second, None if limit > 0 else 1
         self.most_buckets = limit - limit % 64 if limit > 64 else limit  # can be halved six times
         self.codes: Ids = np.zeros(0, np.int64)  # key * folds + fold, sorted
         self.sums = np.zeros((0, width))
         self._waiting: list[tuple[Ids, Floats]] = []
 
+    def begin(self, past: SourceSums) -> None:
+        """Take the sums of earlier rows as those of fold 0."""
+        self.codes, self.sums, self.buckets = past.keys * self.folds, past.sums, past.buckets
+
+    def places(self, keys: Ids) -> Ids:
+        """Return the buckets of keys, or the keys themselves if there are none."""
+        if self.buckets is None:
+            return keys
+        return hashed(keys if self.second is None else recoded(keys, self.second, MOST_IDS), self.buckets)
+
     def add(self, keys: Ids, folds: Ids, values: Floats) -> None:
-        keys = keys if self.buckets is None else hashed(keys, self.buckets)
-        self._waiting.append(_grouped(keys * self.folds + folds, values))
+        self._waiting.append(_grouped(self.places(keys) * self.folds + folds, values))
         # Merging costs as much as what is already there, so it waits until as much has come in.
         if sum(len(codes) for codes, _ in self._waiting) > max(100_000, len(self.codes)):
             self.merge()
@@ -197,9 +244,9 @@ class _SourceCount:
 
     def _hash(self, buckets: int) -> None:
         keys, folds = np.divmod(self.codes, self.folds)
+        before, self.buckets = self.buckets, buckets
         # Of a hash modulo twice as many, the hash modulo this many is what is left over.
-        keys = hashed(keys, buckets) if self.buckets is None else keys % buckets
-        self.buckets = buckets
+        keys = self.places(keys) if before is None else keys % buckets
         self.codes, self.sums = _grouped(keys * self.folds + folds, self.sums)
 
 
@@ -227,6 +274,7 @@ class Fitting:
         prior: how many rows the rate of all rows counts for in each value's own.
         limit: more different keys of one source than this are hashed into so many buckets, or a few less.
         bytes: the memory that all counts together may take; beyond it the sources with most keys get fewer buckets.
+        past: what is known of earlier rows. They are the first fold, fold 0, which every row may see and no row is of.
     """
 
     def __init__(
@@ -238,11 +286,21 @@ class Fitting:
         prior: float = 10.0,
         limit: int = 1_000_000,
         bytes: int = 1 << 30,
+        past: Past | None = None,
     ) -> None:
         self.sources, self.sizes, self.targets, self.folds, self.prior = sources, sizes, targets, folds, prior
-        self._base = _Base(targets, folds)
+        self._base, self._has_past = _Base(targets, folds), past is not None
         self._most_codes = bytes // (8 * (2 + 2 * len(targets)))
-        self._counts = {source: _SourceCount(1 + 2 * len(targets), folds.count, limit) for source in sources}
+        self._counts = {
+            source: _SourceCount(
+                1 + 2 * len(targets), folds.count, limit, sizes[source[1]] + 1 if len(source) > 1 else None
+            )
+            for source in sources
+        }
+        if past is not None:
+            self._base.moments[0] = past.base
+            for source, sums in past.sums.items():
+                self._counts[source].begin(sums)
 
     def add(self, ids: IdsByColumn, folds: Ids, labels: Floats, weights: Floats | None = None) -> None:
         """Take training rows: ids of each column [n], their folds [n], labels [n, T] with nan where there is none."""
@@ -263,15 +321,27 @@ class Fitting:
             if not max(self._counts.values(), key=lambda count: len(count.codes)).shrink():
                 break
 
-    def tables(self) -> dict[Source, SourceTable]:
-        """Return the statistics of each source from all training rows."""
-        tables = {}
+    @property
+    def base(self) -> Floats:
+        """The weights of labelled rows, those times labels, and times their squares, of each target. [3, T]"""
+        return np.asarray(self._base.moments.sum(0))
+
+    def sums(self) -> dict[Source, SourceSums]:
+        """Return what was counted of each source in all rows."""
+        sums = {}
         for source, count in self._counts.items():
             count.merge()
-            keys, sums = _grouped(count.codes // self.folds.count, count.sums)
-            numbers = _numbers(sums, self._base.seen(None), self.targets, self.prior)
-            tables[source] = SourceTable(keys, numbers.astype(np.float32), count.buckets)
-        return tables
+            keys, values = _grouped(count.codes // self.folds.count, count.sums)
+            sums[source] = SourceSums(keys, values, count.buckets)
+        return sums
+
+    def tables(self, sums: Mapping[Source, SourceSums] | None = None) -> dict[Source, SourceTable]:
+        """Return the statistics of each source from all rows; ``sums``: what `sums` gave, if it is at hand."""
+        return {source: self._table(source, one) for source, one in (sums or self.sums()).items()}
+
+    def _table(self, source: Source, sums: SourceSums) -> SourceTable:
+        numbers = _numbers(sums.sums, self._base.seen(None), self.targets, self.prior).astype(np.float32)
+        return SourceTable(sums.keys, numbers, sums.buckets, wide=sums.buckets is not None and len(source) > 1)
 
     def training_tables(self) -> dict[Source, SourceTable]:
         """Return the same for training rows, under the keys of `training_keys`, without what a row may not see."""
@@ -281,13 +351,13 @@ class Fitting:
             numbers = np.empty((len(count.codes), len(self.targets) + 1))
             for fold, own, sums in self._without_own(count):
                 numbers[own] = _numbers(sums, self._base.seen(fold), self.targets, self.prior)
-            tables[source] = SourceTable(count.codes, numbers.astype(np.float32))
+            of_rows = count.codes % self.folds.count >= self._has_past
+            tables[source] = SourceTable(count.codes[of_rows], numbers[of_rows].astype(np.float32))
         return tables
 
     def training_keys(self, source: Source, ids: IdsByColumn, folds: Ids) -> Ids:
         """Return the keys under which `training_tables` has the rows of these ids and folds."""
-        keys, buckets = keys_of(source, ids, self.sizes), self._counts[source].buckets
-        keys = keys if buckets is None else hashed(keys, buckets)
+        keys = self._counts[source].places(keys_of(source, ids, self.sizes))
         return keys * self.folds.count + folds[rows_of(source, ids)]
 
     def forget(self) -> None:
@@ -349,15 +419,18 @@ class Fitting:
         return np.asarray(gain / np.maximum(np.abs(total), 1e-300))
 
 
-def keys_of(source: Source, ids: IdsByColumn, sizes: Mapping[str, int]) -> Ids:
-    """Return one whole number for each combination of the source's ids. [n], of a sequence [m]"""
+def keys_of(source: Source, ids: IdsByColumn, sizes: Mapping[str, int] | None) -> Ids:
+    """Return one whole number for each combination of the source's ids. [n], of a sequence [m]
+
+    ``sizes``: the largest id of each column; None: one below `MOST_IDS`.
+    """
     first, *others = (ids[column] for column in source)
     if isinstance(first, SequenceIds):
         return first.ids
     keys = first.astype(np.int64)
     for column, each in zip(source[1:], others, strict=True):
         assert not isinstance(each, SequenceIds)  # sequences have no pairs
-        keys = keys * (sizes[column] + 1) + each
+        keys = keys * (MOST_IDS if sizes is None else sizes[column] + 1) + each
     return keys
 
 

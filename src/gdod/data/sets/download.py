@@ -73,6 +73,11 @@ PUBLIC: dict[str, Download] = {
         # As recorded in public by a project that used the file; the owner gives none.
         md5="37d647ee9e18ba134ea6d78ee4fe5292",
     ),
+    "drugs": Download(
+        "https://archive.ics.uci.edu/static/public/373/drug+consumption+quantified.zip",
+        "drug+consumption+quantified.zip",
+        unpacked={"drug_consumption.data": "37333e8db8a5529906b3729e5131d41313b5fa3f50dc3afeb4add892108be213"},
+    ),
 }
 BY_HAND: dict[str, ByHand] = {
     "ijcai15": ByHand(

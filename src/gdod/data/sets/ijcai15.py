@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
+from polars.datatypes import DataType, DataTypeClass
 
 from gdod.data.sets.options import Options
 from gdod.data.sets.published import BadRows, Published, PublishedSet, reading_notes
@@ -21,12 +22,14 @@ from gdod.data.sets.source import RawTables
 from gdod.data.tables.table_schema import MISSING, TableSchema
 from gdod.errors import InputError
 
+Type = DataType | DataTypeClass
 VERSION = 1
 LOG, SHOPPERS = "user_log_format1.csv", "user_info_format1.csv"
 ROWS = {LOG: 54_925_330, SHOPPERS: 424_170}
 LOG_COLUMNS = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")
 SHOPPER_COLUMNS = ("user_id", "age_range", "gender")
-SMALL = {**dict.fromkeys(("cat_id", "seller_id", "brand_id"), pl.Int32), "time_stamp": pl.Int16, "action_type": pl.Int8}
+WIDE: Mapping[str, Type] = {"time_stamp": pl.Int16, "action_type": pl.Int8}
+SMALL: Mapping[str, Type] = {**dict.fromkeys(("cat_id", "seller_id", "brand_id"), pl.Int32), **WIDE}
 """Types of columns that halve the memory of the log, which has 55 million rows."""
 CLICK, CART, PURCHASE, FAVOURITE = range(4)
 
@@ -162,7 +165,7 @@ def table_schema(conditional: bool, seed: int, test: float) -> TableSchema:
 def _read_numbers(file: Published, name: str, columns: tuple[str, ...]) -> tuple[pl.DataFrame, list[str]]:
     """Return columns as whole numbers, without bad rows, and notes on these.
 
-    "7069.0" is 7069, and a number that is too large for its type is missing.
+    "7069.0" is 7069. Ids take half the memory unless one of them is too large for that.
 
     A line is a row, whatever quotes or bytes it has, so that a bad one costs only itself.
     """
@@ -176,24 +179,28 @@ def _read_numbers(file: Published, name: str, columns: tuple[str, ...]) -> tuple
             # Of one field more than there are columns the last is null, unless the line is too long.
             fields = pl.col("line").str.split_exact(",", len(present)).alias("fields")
             split = _lines(path, skip=1).select(fields, empty=pl.col("line").is_null()).unnest("fields")
-            table = split.select(_numbers(present, columns, quoted='"' in first)).collect(engine="streaming")
+            for types in (SMALL, WIDE):
+                numbers = _numbers(present, columns, types, quoted='"' in first)
+                table = split.select(numbers).collect(engine="streaming")
+                if not table["large"].any():
+                    break
         except pl.exceptions.PolarsError as error:
             raise InputError(f"{file} cannot be read as a table ({str(error).splitlines()[0]})") from error
     lines = table["bad"].arg_true()
-    kept = table.filter(~pl.col("bad")).drop("bad")
+    kept = table.filter(~pl.col("bad")).drop("bad", "large")
     reason = f"not {len(present)} fields, or no whole number where one belongs"
     bad = BadRows(len(lines), lines[0] + 2 if len(lines) else None, reason)
     return kept, reading_notes(file, len(kept) + bad.count, ROWS[name], bad)
 
 
 def _lines(path: Path, skip: int = 0) -> pl.LazyFrame:
-    """Scan a file as one column of lines, null for an empty one. The separator is a byte that no text has."""
+    """Scan a file as one column of lines, null for an empty one. The separator is what no line has: its end."""
     return pl.scan_csv(
         path,
         has_header=False,
         skip_lines=skip,
         schema={"line": pl.String},
-        separator="\x01",
+        separator="\n",
         quote_char=None,
         encoding="utf8-lossy",
         truncate_ragged_lines=True,
@@ -202,20 +209,27 @@ def _lines(path: Path, skip: int = 0) -> pl.LazyFrame:
     )
 
 
-def _numbers(present: list[str], columns: tuple[str, ...], quoted: bool) -> list[pl.Expr]:
-    """Return expressions for each column and for whether the line is bad, which is null for an empty line."""
+def _numbers(present: list[str], columns: tuple[str, ...], types: Mapping[str, Type], quoted: bool) -> list[pl.Expr]:
+    """Return expressions for each column, for whether the line is bad, and whether an id is too large for its type.
+
+    Both are null for an empty line.
+    """
     last, beyond = pl.col(f"field_{len(present) - 1}"), pl.col(f"field_{len(present)}")
-    numbers, wrong = [], [last.is_null(), beyond.is_not_null()]
+    numbers, wrong, large = [], [last.is_null(), beyond.is_not_null()], [pl.lit(False)]
     for name in columns:
         text = pl.col(f"field_{present.index(name)}")
         if quoted:
             inside = text.str.strip_prefix('"').str.strip_suffix('"')
             text = pl.when(text.str.starts_with('"') & text.str.ends_with('"')).then(inside).otherwise(text)
         number = text.cast(pl.Float64, strict=False)
-        numbers.append(number.cast(SMALL.get(name, pl.Int64), strict=False).alias(name))
+        numbers.append(number.cast(types.get(name, pl.Int64), strict=False).alias(name))
+        if types.get(name) == pl.Int32:
+            large.append(number.is_finite() & (number.cast(pl.Int32, strict=False) != number).fill_null(True))
         whole = (number == number.floor()) & number.is_finite()
         wrong.append(~whole.fill_null(False) & ~text.is_in(MISSING))
-    return [*numbers, pl.when(~pl.col("empty")).then(pl.any_horizontal(wrong)).alias("bad")]
+    there = pl.when(~pl.col("empty"))
+    flags = {"bad": pl.any_horizontal(wrong), "large": pl.any_horizontal(large) & ~pl.any_horizontal(wrong)}
+    return [*numbers, *(there.then(flag).alias(name) for name, flag in flags.items())]
 
 
 @contextmanager

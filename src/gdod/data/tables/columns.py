@@ -25,10 +25,16 @@ def list_texts(column: pl.Series, separator: str, missing: tuple[str, ...], long
         lists = column.cast(pl.List(column.dtype.inner)) if isinstance(column.dtype, pl.Array) else column
     else:
         lists = text(column, missing).str.split(separator)
-    flat = pl.DataFrame({"value": lists}).with_row_index("row").explode("value", empty_as_null=True, keep_nulls=True)
-    flat = flat.with_columns(text(flat["value"], ("", *missing))).drop_nulls()
-    flat = flat.group_by("row", maintain_order=True).tail(longest)
-    return Lists(flat["value"], flat["row"].cast(pl.Int64).to_numpy(), len(column) - flat["row"].n_unique())
+    values = text(lists.explode(empty_as_null=False, keep_nulls=False), ("", *missing))
+    lengths = np.nan_to_num(lists.list.len().to_numpy()).astype(np.int64)  # [n], null becomes nan
+    rows = np.arange(len(lists)).repeat(lengths)  # [m]
+    if values.null_count():
+        rows, values = rows[values.is_not_null().to_numpy()], values.drop_nulls()
+    counts = np.bincount(rows, minlength=len(lists))  # [n]
+    if (counts > longest).any():
+        last = np.arange(len(rows)) >= (counts.cumsum() - longest)[rows]
+        rows, values = rows[last], values.filter(pl.Series(last))
+    return Lists(values, rows, int((counts == 0).sum()))
 
 
 def padded(ids: NDArray[np.int32], rows: NDArray[np.int64], size: int, longest: int) -> NDArray[np.int32]:

@@ -1,9 +1,18 @@
-"""Convert tables between polars and Arrow."""
+"""Convert tables between polars, Arrow and pandas."""
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
+
+from gdod._checks import listed
+from gdod.errors import InputError
+
+AnyFrame = Any
+"""A table in memory: a polars DataFrame or LazyFrame, a pandas DataFrame, or a pyarrow Table or RecordBatch."""
 
 
 def polars(rows: pa.Table | pa.RecordBatch) -> pl.DataFrame:
@@ -27,3 +36,56 @@ def is_pattern(name: str) -> bool:
 def chosen(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     """Return some columns, in this order. `DataFrame.select` would take some names for patterns."""
     return frame[list(columns)]
+
+
+def is_frame(table: object) -> bool:
+    """Return whether `as_frame` takes this table."""
+    return isinstance(table, pl.DataFrame | pl.LazyFrame | pa.Table | pa.RecordBatch) or is_pandas(table)
+
+
+def is_pandas(table: object, kind: str = "DataFrame") -> bool:
+    """Return whether this is a pandas DataFrame, or of another ``kind`` of pandas; pandas is not imported for that."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(table, getattr(pandas, kind))
+
+
+def as_frame(table: AnyFrame) -> pl.DataFrame:
+    """Return a table of any library as a polars frame; the index of a pandas frame is left out."""
+    if isinstance(table, pl.DataFrame):
+        return table
+    if isinstance(table, pl.LazyFrame):
+        return table.collect()
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        _check_names(table.schema.names)
+        try:
+            return polars(table)
+        except (pa.ArrowException, pl.exceptions.PolarsError) as error:
+            raise InputError(f"the pyarrow table cannot be read: {error}") from error
+    if is_pandas(table):
+        return _from_pandas(table)
+    raise InputError(
+        f"the table is a {type(table).__name__}; expected a polars or pandas DataFrame, or a pyarrow Table"
+    )
+
+
+def _from_pandas(frame: Any) -> pl.DataFrame:
+    names = [str(name) for name in frame.columns]
+    _check_names(names)
+    columns = []
+    for at, name in enumerate(names):
+        values = frame.iloc[:, at]
+        try:
+            if hasattr(values, "cat"):  # whatever the categories are, they are names of things
+                values = values.cat.rename_categories(values.cat.categories.map(str))
+            columns.append(pl.Series(name, pl.from_pandas(values)))
+        except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            raise InputError(
+                f"column {name!r} of the pandas frame, of type {values.dtype}, cannot be read: {error}; make it text "
+                "(.astype(str)), numbers, times or truth values, or leave it out"
+            ) from error
+    return pl.DataFrame(columns)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise InputError(f"more than one column has the name {listed(repeated)}; names must differ")

@@ -17,7 +17,7 @@ from gdod.data.tables.table_schema import FileFormat
 from gdod.data.tables.values import Origin
 from gdod.errors import InputError
 
-_CHUNK_ROWS = 65_536
+CHUNK_ROWS = 65_536
 
 
 class RawTable(Protocol):
@@ -44,8 +44,8 @@ class FrameTable:
 
     def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
         frame = chosen(self.frame, columns)
-        for first in range(0, len(frame), _CHUNK_ROWS):
-            yield Chunk(frame[first : first + _CHUNK_ROWS], Origin(self.where, first + 1))
+        for first in range(0, len(frame), CHUNK_ROWS):
+            yield Chunk(frame[first : first + CHUNK_ROWS], Origin(self.where, first + 1))
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,13 @@ def frame_table(frame: pl.DataFrame | pl.LazyFrame, where: str, columns: Sequenc
     """Return a frame as a table; of a lazy one, a copy of these columns lies at ``path`` while it is used."""
     if isinstance(frame, pl.DataFrame):
         return FrameTable(frame, where)
-    return spool(_lazy_chunks(frame.select(by_name(*columns)), where), path)
+    return spool(lazy_chunks(frame.select(by_name(*columns)), where), path)
 
 
-def _lazy_chunks(frame: pl.LazyFrame, where: str) -> Iterator[Chunk]:
+def lazy_chunks(frame: pl.LazyFrame, where: str) -> Iterator[Chunk]:
+    """Yield the rows of a lazy frame in bounded memory."""
     row = 1
-    for part in frame.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=True):
+    for part in frame.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
         if len(part):
             yield Chunk(part, Origin(where, row))
             row += len(part)

@@ -143,6 +143,17 @@ class WeightColumn(_Strict):
     """A column that says how much an example counts; scaled to mean 1 over the training part."""
 
     type: Literal["weight"] = "weight"
+    of: _Name | None = None
+    """The label that it is the weight of, where that has one of its own; None: of all. An example that has both counts
+    their product."""
+
+    @model_serializer(mode="wrap")
+    def _short(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the values without what earlier versions did not know, so that fingerprints stay the same."""
+        written: dict[str, Any] = values(self)
+        if self.of is None:
+            written.pop("of", None)
+        return written
 
 
 class LabelColumn(_Strict):
@@ -285,8 +296,7 @@ class TableSchema(_Strict):
 
     @model_validator(mode="after")
     def _has_what_training_needs(self) -> Self:
-        if len(self.of(WeightColumn)) > 1:
-            raise ValueError(f"more than one weight column: {', '.join(self.of(WeightColumn))}")
+        self._check_weights()
         if not self.features:
             raise ValueError("no column is categorical, numeric or a sequence; a model needs at least one")
         if not isinstance(self.columns.get("", IgnoredColumn()), IgnoredColumn):
@@ -300,6 +310,20 @@ class TableSchema(_Strict):
             if label.when == name:
                 raise ValueError(f"columns.{name}: `when` names the column itself")
         return self
+
+    def _check_weights(self) -> None:
+        """Raise unless there is at most one weight column for all labels, and one for each."""
+        weights: dict[str, WeightColumn] = self.of(WeightColumn)
+        for label in dict.fromkeys(column.of for column in weights.values()):
+            of_it = [name for name, column in weights.items() if column.of == label]
+            if len(of_it) > 1:
+                raise ValueError(
+                    f"more than one weight column{f' of {label!r}' if label else ''}: {', '.join(of_it)}"
+                    + ("" if label else "; a weight of one label names it: `{type: weight, of: buy}`")
+                )
+            if label is not None and label not in self.labels:
+                near = nearest(label, self.labels)
+                raise ValueError(f"columns.{of_it[0]}: `of` names {label!r}, which is no label{near}")
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
         """Return the columns of one type, by name."""
@@ -318,8 +342,13 @@ class TableSchema(_Strict):
 
     @property
     def weight(self) -> str | None:
-        """The name of the weight column, if there is one."""
-        return next(iter(self.of(WeightColumn)), None)
+        """The name of the weight column of all labels, if there is one."""
+        return next((name for name, column in self.of(WeightColumn).items() if column.of is None), None)
+
+    @property
+    def label_weights(self) -> dict[str, str]:
+        """The names of the weight columns of single labels, by label."""
+        return {column.of: name for name, column in self.of(WeightColumn).items() if column.of is not None}
 
     @property
     def needed(self) -> tuple[str, ...]:

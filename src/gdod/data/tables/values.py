@@ -1,6 +1,7 @@
 """Turn the cells of a table into text and numbers, with null for "no value"."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -61,6 +62,19 @@ def text(column: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     if values.str.ends_with(".0").any():
         values = values.str.replace(r"^(-?\d+)\.0$", "$1")
     return values.set(values.is_in(list(missing)), None)
+
+
+def texts(columns: Sequence[pl.Series], missing: tuple[str, ...]) -> list[pl.Series]:
+    """Return `text` of each of some columns of the same length.
+
+    Those that hold text go through it as one: of few rows, the calls take the time.
+    """
+    held = [column for column in columns if column.dtype == pl.String]
+    if len(held) < 2:
+        return [text(column, missing) for column in columns]
+    size, joined = len(held[0]), text(pl.concat(held, rechunk=True), missing)
+    parts = (joined[first : first + size] for first in range(0, len(joined), size or 1))
+    return [next(parts, column) if column.dtype == pl.String else text(column, missing) for column in columns]
 
 
 def numbers(
