@@ -21,6 +21,10 @@ BINNED = Schema(
     SCHEMA.categorical, [Numeric("age", bins=(-1.0, -0.5, 0.0, 0.8, 2.0)), Numeric("one")], SCHEMA.sequences
 )  # takes the batches of SCHEMA
 TASKS = (Task("click"), Task("stay", "regression"), Task("kind", "multiclass", classes=3))
+# Models of a chain have two steps or three, and may have other tasks beside them.
+CHAIN_TASKS = (Task("click"), Task("buy"), *TASKS[1:])
+STEPS = (Task("click"), Task("buy"), Task("pay"))
+CHAIN = ("click", "buy")
 
 # Name of a form -> model and options. The first of each model has the paper's shape, but smaller.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,6 +34,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "mmoe": ("mmoe", {"experts": 4, "expert": (6,), "tower": (4,)}),
     "snr": ("snr", {"subnetworks": 3, "width": 6, "tower": (4,)}),
     "ple": ("ple", {"experts": 5, "expert": (6,), "tower": (4,)}),
+    "stem": ("stem", {"expert": (6,), "tower": (4,)}),
+    "esmm": ("esmm", {"tower": (8, 4), "chain": CHAIN}),
+    "aitm": ("aitm", {"tower": (8, 6), "chain": CHAIN}),
 }
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **SMALL,
@@ -46,12 +53,27 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "ple",
         {"levels": 3, "experts": 8, "task_experts": 2, "expert": (7, 6), "dropout": 0.1},
     ),
+    "stem, deep experts": ("stem", {"task_experts": 1, "shared_experts": 3, "expert": (7, 6)}),
+    "esmm, three steps": ("esmm", {"bottom": (8,), "tower": (), "activation": "silu"}),
+    "aitm, three steps": ("aitm", {"bottom": (8,), "tower": (6,), "activation": "silu", "dropout": 0.1}),
+    "aitm without a calibrator": ("aitm", {"tower": (6,), "chain": CHAIN, "calibrator": 0}),
 }
+CHAINS = [form for form, (name, _) in FORMS.items() if name in ("esmm", "aitm")]
 
 
-def build(form: str, tasks: tuple[Task, ...] = TASKS, seed: int = 0, schema: Schema = SCHEMA, **options: Any) -> Model:
+def tasks_of(form: str) -> tuple[Task, ...]:
+    """Return the tasks that a form is tried with."""
+    _, options = FORMS[form]
+    if form not in CHAINS:
+        return TASKS
+    return CHAIN_TASKS if "chain" in options else STEPS
+
+
+def build(
+    form: str, tasks: tuple[Task, ...] | None = None, seed: int = 0, schema: Schema = SCHEMA, **options: Any
+) -> Model:
     name, own = FORMS[form]
-    return build_model(name, schema, tasks, seed=seed, **(own | options))
+    return build_model(name, schema, tasks or tasks_of(form), seed=seed, **(own | options))
 
 
 def columns(size: int, seed: int = 0) -> dict[str, Tensor]:
@@ -76,15 +98,24 @@ def batch_of(size: int, seed: int = 0) -> Batch:
 
 def labels_of(size: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(100 + seed)
-    return {
+    labels = {
         "click": torch.randint(0, 2, (size,), generator=generator).float(),
         "stay": torch.randn(size, generator=generator),
         "kind": torch.randint(0, 3, (size,), generator=generator),
     }
+    for before, after in (("click", "buy"), ("buy", "pay")):
+        labels[after] = labels[before] * torch.randint(0, 2, (size,), generator=generator)
+    return labels
+
+
+def losses_on(model: Model, batch: Batch, labels: dict[str, Tensor]) -> Losses:
+    """Return the losses as training takes them, with what the model adds to those of examples."""
+    logits = model(batch)
+    return per_example_losses(logits, labels, model.tasks, penalties=model.example_penalties(logits))
 
 
 def losses_of(model: Model, size: int = 24, seed: int = 0) -> Losses:
-    return per_example_losses(model(batch_of(size, seed)), labels_of(size, seed), model.tasks)
+    return losses_on(model, batch_of(size, seed), labels_of(size, seed))
 
 
 def total(losses: Losses) -> Tensor:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests import reference
-from tests.models.cases import BINNED, FORMS, TASKS, batch_of, build, labels_of
+from tests.models.cases import BINNED, FORMS, batch_of, build, labels_of, losses_of, losses_on
 from torch import Tensor
 
 import gdod
-from gdod.models import Batch, Model, per_example_losses
+from gdod.models import Batch, Model
 from gdod.models.cross import CrossLayers
 
 
@@ -30,7 +30,7 @@ def test_a_layer_multiplies_the_input_with_a_line_of_what_comes_in() -> None:
 def test_every_model_has_them_and_stays_fast(form: str) -> None:
     model = build(form, schema=BINNED, cross=2, cross_rank=4)
     assert sum(isinstance(part, CrossLayers) for part in model.modules()) >= 1
-    losses, mask = per_example_losses(model(batch_of(24)), labels_of(24), TASKS)
+    losses, mask = losses_of(model)
     info = gdod.backward(losses, mask=mask)
     assert info.slow == ()
     assert info.shared is not None
@@ -48,7 +48,7 @@ def test_gdod_is_exact(form: str, options: dict[str, Any]) -> None:
     batch, labels = batch_of(22), labels_of(22)
 
     def losses(model: Model, ids: Tensor, numbers: Tensor, *lists: Tensor) -> dict[str, Tensor]:
-        return per_example_losses(model(Batch(ids, numbers, lists)), labels, model.tasks).losses
+        return losses_on(model, Batch(ids, numbers, lists), labels).losses
 
     inputs = [batch.categorical, batch.numeric, *batch.sequences]
     assert reference.check(model, inputs, losses=losses, groups=5).slow == ()

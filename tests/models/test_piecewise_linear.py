@@ -3,11 +3,11 @@
 import pytest
 import torch
 from tests import reference
-from tests.models.cases import BINNED, FORMS, TASKS, batch_of, build, labels_of, losses_of
+from tests.models.cases import BINNED, FORMS, batch_of, build, labels_of, losses_of, losses_on
 from torch import Tensor
 
 import gdod
-from gdod.models import MODELS, Batch, Config, Model, Numeric, Schema, per_example_losses
+from gdod.models import MODELS, Batch, Config, Model, Numeric, Schema
 from gdod.models.features import Features
 from gdod.models.piecewise_linear import PiecewiseLinear
 
@@ -87,7 +87,7 @@ def test_gdod_is_exact(form: str, dtype: torch.dtype) -> None:
     model, batch, labels = build(form, schema=BINNED).to(dtype).eval(), batch_of(22), labels_of(22)
 
     def losses(model: Model, ids: Tensor, numbers: Tensor, *lists: Tensor) -> dict[str, Tensor]:
-        return per_example_losses(model(Batch(ids, numbers, lists)), labels, TASKS).losses
+        return losses_on(model, Batch(ids, numbers, lists), labels).losses
 
     info = reference.check(model, [batch.categorical, batch.numeric, *batch.sequences], losses=losses, groups=5)
     assert info.slow == ()

@@ -12,16 +12,20 @@ import torch
 
 from gdod._checks import check_choice
 from gdod.errors import InputError
+from gdod.models.aitm import AITM, AITMConfig
 from gdod.models.config import ACTIVATIONS, Config, configure
 from gdod.models.cross_stitch import CrossStitch, CrossStitchConfig
+from gdod.models.esmm import ESMM, ESMMConfig
 from gdod.models.export import export
+from gdod.models.gates import GateWeights, gate_weights
 from gdod.models.label_losses import Losses, per_example_losses
 from gdod.models.mmoe import MMoE, MMoEConfig
-from gdod.models.model import Model
+from gdod.models.model import GatePlace, Model
 from gdod.models.ple import PLE, PLEConfig
 from gdod.models.shared_bottom import SharedBottom, SharedBottomConfig
 from gdod.models.single_task import SingleTask, SingleTaskConfig
 from gdod.models.snr import SNR, SNRConfig
+from gdod.models.stem import STEM, STEMConfig
 from gdod.schema import Batch, Categorical, Numeric, Schema, Sequence, Task
 
 MODELS: dict[str, type[Model]] = {
@@ -31,6 +35,9 @@ MODELS: dict[str, type[Model]] = {
     "mmoe": MMoE,
     "snr": SNR,
     "ple": PLE,
+    "stem": STEM,
+    "esmm": ESMM,
+    "aitm": AITM,
 }
 
 
@@ -47,23 +54,34 @@ def build(name: str, schema: Schema, tasks: Iterable[Task], *, seed: int = 0, **
         torch.default_generator.manual_seed(seed)
         try:
             return kind(schema, tasks, config)
-        except (RuntimeError, MemoryError, OverflowError) as error:  # torch has no kind of its own for it
+        except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # torch has no kind of its own for it
             reason = str(error).splitlines()[0] if str(error) else "no memory"
-            if isinstance(error, RuntimeError) and "alloc" not in reason and "overflow" not in reason.lower():
+            if (
+                isinstance(error, RuntimeError | TypeError)
+                and "alloc" not in reason
+                and "overflow" not in reason.lower()
+            ):
                 raise
             raise InputError(f"a model {name!r} with {options} is too large to be made: {reason}") from error
 
 
 __all__ = [
     "ACTIVATIONS",
+    "AITM",
+    "ESMM",
     "MODELS",
     "PLE",
     "SNR",
+    "STEM",
+    "AITMConfig",
     "Batch",
     "Categorical",
     "Config",
     "CrossStitch",
     "CrossStitchConfig",
+    "ESMMConfig",
+    "GatePlace",
+    "GateWeights",
     "Losses",
     "MMoE",
     "MMoEConfig",
@@ -71,6 +89,7 @@ __all__ = [
     "Numeric",
     "PLEConfig",
     "SNRConfig",
+    "STEMConfig",
     "Schema",
     "Sequence",
     "SharedBottom",
@@ -80,5 +99,6 @@ __all__ = [
     "Task",
     "build",
     "export",
+    "gate_weights",
     "per_example_losses",
 ]

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from gdod._checks import check_choice, check_number, check_positive, check_whole
+from gdod._checks import check_choice, check_flag, check_number, check_positive, check_whole
 from gdod.errors import InputError
 
 MOST_LEVELS = 100
-"""The most levels that a model may have: it is made level by level, and millions would take hours."""
+"""The most levels or layers that a model may have: it is made one by one, and millions would take hours."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -41,6 +41,8 @@ class Config:
     `gdod.models.cross.CrossLayers`."""
     cross_rank: int = 32
     """The rank of the cross layers' matrices."""
+    fm: bool = False
+    """Whether the products of all pairs of vectors of ids are features, too: see `gdod.models.fm.pairwise_products`."""
     ensemble: int = 1
     """How many members the model has, which share all weights but their output layers and predict together: see
     `gdod.models.layers.Members`."""
@@ -54,7 +56,9 @@ class Config:
         check_number("dropout", self.dropout, at_least=0, below=1)
         check_number("id_dropout", self.id_dropout, at_least=0, below=1)
         check_whole("cross", self.cross, 0)
+        check_number("cross", self.cross, at_most=MOST_LEVELS)
         check_positive("cross_rank", self.cross_rank)
+        check_flag("fm", self.fm)
         check_positive("ensemble", self.ensemble)
 
     def _sizes(self, name: str, at_least: int = 0) -> None:
@@ -63,6 +67,8 @@ class Config:
         if not isinstance(value, Iterable) or isinstance(value, str):
             raise InputError(f"{name}={value!r}; expected sizes of layers, e.g. (256, 32)")
         sizes = tuple(value)
+        if len(sizes) > MOST_LEVELS:
+            raise InputError(f"{name} has {len(sizes):,} layers; expected at most {MOST_LEVELS}")
         for size in sizes:
             check_positive(f"a layer of {name}", size)
         if len(sizes) < at_least:

@@ -12,7 +12,7 @@ from gdod._checks import check_number
 from gdod.models.config import Config
 from gdod.models.features import Features
 from gdod.models.layers import Experts, Stack, activation, mlp, output_layer
-from gdod.models.model import Model
+from gdod.models.model import GatePlace, Model
 from gdod.schema import Batch, Schema, Task
 
 
@@ -97,3 +97,13 @@ class CrossStitch(Model):
         last = self.stitches[-1]
         assert isinstance(last, Stitch)
         return [self.outputs[number], last.rows[number]]
+
+    def gate_places(self) -> list[GatePlace]:
+        names = [task.name for task in self.tasks]
+        towers = tuple(f"tower of {name}" for name in names)
+        return [
+            GatePlace(level, (name,), towers, row)
+            for level, stitch in enumerate(self.stitches, 1)
+            if isinstance(stitch, Stitch)
+            for name, row in zip(names, stitch.rows, strict=True)
+        ]

@@ -18,7 +18,9 @@ class _Plain(nn.Module):
         self.model = model
 
     def forward(self, categorical: Tensor, numeric: Tensor, sequences: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        return self.model(Batch(categorical, numeric, sequences))  # type: ignore[no-any-return]
+        logits = self.model(Batch(categorical, numeric, sequences))
+        by_name = {task.name: task for task in self.model.tasks if task.is_standardised}
+        return {name: by_name[name].in_units(one) if name in by_name else one for name, one in logits.items()}
 
 
 def export(model: Model, batch: Batch) -> ExportedProgram:
@@ -27,7 +29,8 @@ def export(model: Model, batch: Batch) -> ExportedProgram:
         program = export(model, batch)
         logits = program.module()(batch.categorical, batch.numeric, batch.sequences)
 
-    The result of the program has the tasks' names. ONNX knows no such results, so give its outputs the names yourself:
+    The result of the program has the tasks' names; numbers of a regression are in the units of its labels. ONNX knows
+    no such results, so give its outputs the names yourself:
 
         torch.onnx.export(program, output_names=[task.name for task in model.tasks])
 

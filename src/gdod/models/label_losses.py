@@ -26,8 +26,10 @@ def per_example_losses(
     *,
     mask: Mapping[str, Tensor] | None = None,
     weights: Tensor | Mapping[str, Tensor] | None = None,
+    penalties: Mapping[str, Tensor] | None = None,
 ) -> Losses:
-    """Return the loss of each example for each task: log loss, or squared error for regression.
+    """Return the loss of each example for each task: log loss, or squared error for regression, in deviations of the
+    labels if the task knows them.
 
         losses, mask = per_example_losses(model(batch), labels, model.tasks)
         gdod.backward(losses, mask=mask)
@@ -42,6 +44,8 @@ def per_example_losses(
         mask: bool [B] by task name: False where a label is missing, too. Tasks may be left out.
         weights: a factor [B] for the loss of each example, for all tasks or by task name. `gdod.backward`
             takes the mean over labelled examples, so weights with mean 1 keep the losses' scale.
+        penalties: what is added to the losses before they are weighted, [B] by task name: that of
+            ``model.example_penalties(logits)``. Tasks may be left out.
     """
     losses, known = {}, {}
     for task in tasks:
@@ -58,6 +62,9 @@ def per_example_losses(
         if logit.dtype in (torch.float16, torch.bfloat16):
             logit = logit.float()
         loss = _mean_over_members(partial(_LOSSES[task.kind], task), logit, label, 2 if task.classes else 1)  # [B]
+        if penalties is not None and task.name in penalties:
+            _check_length("penalties", task, penalties[task.name], len(logit))
+            loss = loss + penalties[task.name].to(loss.dtype)
         if weights is not None:
             factor = weights if isinstance(weights, Tensor) else _get("weights", weights, task.name)
             _check_length("weights", task, factor, len(logit))
@@ -84,7 +91,7 @@ def _binary(task: Task, logit: Tensor, label: Tensor) -> Tensor:
 
 
 def _regression(task: Task, logit: Tensor, label: Tensor) -> Tensor:
-    return mse_loss(logit, label.to(logit.dtype), reduction="none")
+    return mse_loss(logit, task.standardised(label).to(logit.dtype), reduction="none")
 
 
 def _multiclass(task: Task, logit: Tensor, label: Tensor) -> Tensor:

@@ -45,13 +45,14 @@ def mlp(inputs: int, sizes: Iterable[int], config: Config) -> nn.Sequential:
 class Tower(nn.Module):
     """A task's own layers: [B, inputs] -> logits, [B] or, for several classes, [B, classes].
 
-    In an ensemble the inputs are [B * k, inputs], and the logits of training are [B, k] or [B, k, classes].
+    In an ensemble the inputs are [B * k, inputs], and the logits of training are [B, k] or [B, k, classes]; those of
+    evaluation, too, unless members predict ``together``.
     """
 
-    def __init__(self, inputs: int, task: Task, config: Config) -> None:
+    def __init__(self, inputs: int, task: Task, config: Config, *, together: bool = True) -> None:
         super().__init__()
         self.hidden = mlp(inputs, config.tower, config)
-        self.output = output_layer((inputs, *config.tower)[-1], task, config)
+        self.output = output_layer((inputs, *config.tower)[-1], task, config, together=together)
         self.one = task.classes is None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,18 +95,25 @@ class Members(nn.Module):
 class MemberOutputs(Stack):
     """The members' output layers: [B * k, in] -> [B, k, out] in training, where each member has a loss of its own.
 
-    In evaluation they predict together, [B, out]: the logits of the mean of their probabilities, or the mean of their
-    numbers.
+    In evaluation they predict ``together``, [B, out]: `mean_of_members`.
     """
 
-    def __init__(self, count: int, inputs: int, task: Task) -> None:
+    def __init__(self, count: int, inputs: int, task: Task, *, together: bool = True) -> None:
         super().__init__(count, inputs, task.outputs)
-        self.mean = _MEANS[task.kind]
+        self.task, self.together = task, together
 
     def forward(self, x: Tensor) -> Tensor:
         by_member = x.unflatten(0, (-1, len(self.weight))).transpose(0, 1)  # [B * k, in] -> [k, B, in]
         logits = super().forward(by_member).transpose(0, 1)  # [k, B, out] -> [B, k, out]
-        return logits if self.training else self.mean(logits)
+        return mean_of_members(logits, self.task) if self.together and not self.training else logits
+
+
+def mean_of_members(logits: Tensor, task: Task) -> Tensor:
+    """Return the logits of the mean of the members' probabilities, or the mean of their numbers.
+
+    [B, k, outputs] -> [B, outputs], or [B, k] -> [B].
+    """
+    return _MEANS[task.kind](logits)
 
 
 def _binary_mean(logits: Tensor) -> Tensor:
@@ -121,18 +129,18 @@ def _class_mean(logits: Tensor) -> Tensor:
     return logits.log_softmax(2).logsumexp(1) - log(logits.shape[1])
 
 
-_MEANS: dict[Kind, Callable[[Tensor], Tensor]] = {  # [B, k, out] -> [B, out]
+_MEANS: dict[Kind, Callable[[Tensor], Tensor]] = {
     "binary": _binary_mean,
     "regression": _number_mean,
     "multiclass": _class_mean,
 }
 
 
-def output_layer(inputs: int, task: Task, config: Config) -> nn.Module:
+def output_layer(inputs: int, task: Task, config: Config, *, together: bool = True) -> nn.Module:
     """Return the layer that makes a task's logits, [B, inputs] -> [B, outputs], or those of an ensemble's members."""
     if config.ensemble == 1:
         return linear(inputs, task.outputs)
-    return MemberOutputs(config.ensemble, inputs, task)
+    return MemberOutputs(config.ensemble, inputs, task, together=together)
 
 
 class Experts(nn.Module):
@@ -160,6 +168,11 @@ class Experts(nn.Module):
                 h = self.activation(stack(h))  # [E, B, in] -> [E, B, out]
             h = h.transpose(0, 1)  # [B, E, out]
         return h
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Return so many names with a number each: "expert 1", "expert 2", ..."""
+    return tuple(f"{name} {number}" for number in range(1, count + 1))
 
 
 class Gate(nn.Module):

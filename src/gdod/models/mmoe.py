@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from gdod._checks import check_positive
 from gdod.models.config import Config
 from gdod.models.features import Features
-from gdod.models.layers import Experts, Gate, Tower, mix
-from gdod.models.model import Model
+from gdod.models.layers import Experts, Gate, Tower, mix, numbered
+from gdod.models.model import GatePlace, Model
 from gdod.schema import Batch, Schema, Task
 
 
@@ -61,3 +61,7 @@ class MMoE(Model):
 
     def _private(self, number: int) -> Iterable[nn.Module]:
         return [self.gates[number], self.towers[number]]
+
+    def gate_places(self) -> list[GatePlace]:
+        experts = numbered("expert", self.experts.count)
+        return [GatePlace(1, (task.name,), experts, gate) for task, gate in zip(self.tasks, self.gates, strict=True)]

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from gdod._checks import check_number, check_positive
 from gdod.errors import InputError
 from gdod.models.config import MOST_LEVELS, Config
 from gdod.models.features import Features
-from gdod.models.layers import Experts, Gate, Tower, mix
-from gdod.models.model import Model
+from gdod.models.layers import Experts, Gate, Tower, mix, numbered
+from gdod.models.model import GatePlace, Model
 from gdod.schema import Batch, Schema, Task
 
 
@@ -123,3 +124,17 @@ class PLE(Model):
         private = [self.towers[number], last.gates[number], last.experts[number]]
         # What gate i of the level before makes goes into the experts and the gate of task i alone.
         return private + [level.gates[number] for level in levels[-2:-1]]
+
+    def gate_places(self) -> list[GatePlace]:
+        places = []
+        for number, level in enumerate(self.levels, 1):
+            assert isinstance(level, Extraction)
+            *owns, count = level.counts
+            shared = numbered("shared", count)
+            own = [numbered(task.name, many) for task, many in zip(self.tasks, owns, strict=True)]
+            for task, experts, gate in zip(self.tasks, own, level.gates, strict=True):
+                places.append(GatePlace(number, (task.name,), experts + shared, gate))
+            if level.shared_gate is not None:
+                everything = tuple(chain(*own, shared))
+                places.append(GatePlace(number, ("shared branch",), everything, level.shared_gate))
+        return places

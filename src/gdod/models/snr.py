@@ -7,6 +7,7 @@ Sparse Neural Networks through L0 Regularization", ICLR 2018.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from gdod._checks import check_choice, check_number, check_positive
 from gdod.models.config import MOST_LEVELS, Config
 from gdod.models.features import Features
-from gdod.models.layers import Experts, Stack, Tower, activation
-from gdod.models.model import Model
+from gdod.models.layers import Experts, Stack, Tower, activation, numbered
+from gdod.models.model import GatePlace, Model
 from gdod.schema import Batch, Schema, Task
 
 
@@ -154,3 +155,19 @@ class SNR(Model):
 
     def _private(self, number: int) -> Iterable[nn.Module]:
         return [self.to_tasks[number], self.towers[number]]
+
+    def gate_places(self) -> list[GatePlace]:
+        levels = range(1, len(self.routings) + 2)
+        names = [numbered(f"level {level}, sub-network", self.first.count) for level in levels]
+        between = zip(pairwise(names), self.routings, strict=True)
+        places = [
+            GatePlace(level, above, below, _coding(one)) for level, ((below, above), one) in enumerate(between, 1)
+        ]
+        last = len(names)
+        tasks = zip(self.tasks, self.to_tasks, strict=True)
+        return places + [GatePlace(last, (task.name,), names[-1], _coding(one)) for task, one in tasks]
+
+
+def _coding(routing: nn.Module) -> Coding:
+    assert isinstance(routing, Routing)
+    return routing.coding
