@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training import tiny
+from tests.training import tiny, together
 
 import gdod
 import gdod.data
 from gdod import InputError
-from gdod.data.parts.part import MemoryPart, Part
+from gdod.data.parts.part import MemoryPart, Minibatch, Part
 from gdod.errors import NonFiniteInputError
 from gdod.models import MODELS, Batch, SharedBottom, Task, per_example_losses
 from gdod.ranks import Ranks
@@ -49,8 +49,18 @@ def test_every_kind_of_method_learns(tmp_path: Path, method: str) -> None:
 def test_every_model_trains(tmp_path: Path, model: str) -> None:
     method = "sum" if model == "single-task" else "gdod"
     config = tiny.config(model=model, method=method, epochs=2, optimizer={"lr": 0.02})
-    result = train(config, tmp_path / "run", dataset=tiny.dataset())
+    result = train(config, tmp_path / "run", dataset=tiny.dataset(conditional=model not in ("esmm", "aitm")))
     assert result["test"]["mean_auc"] > 0.7
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_labels_that_a_model_cannot_learn_from_are_refused_before_training(tmp_path: Path, streamed: bool) -> None:
+    dataset = tiny.dataset()  # with purchases that have a label only where there is a click
+    if streamed:
+        dataset = together.streamed(tmp_path, dataset)
+    with pytest.raises(InputError, match="'buy' has a label only where 'click' is 1"):
+        train(tiny.config(model="esmm"), tmp_path / "run", dataset=dataset)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -110,11 +120,12 @@ def test_it_makes_the_steps_that_a_loop_written_by_hand_makes(tmp_path: Path, cl
         torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("model_name", ["shared-bottom", "aitm"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("missing", [False, True])
-def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: bool) -> None:
+def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: bool, model_name: str) -> None:
     dataset = tiny.dataset()
-    model = gdod.models.build("shared-bottom", dataset.schema, dataset.tasks)
+    model = gdod.models.build(model_name, dataset.schema, dataset.tasks)
     batch, labels, weights, _ = next(dataset.train.batches(100))
     labels = labels if missing else {name: label.nan_to_num(0.0) for name, label in labels.items()}
     weights = weights if weighted else None
@@ -122,8 +133,12 @@ def test_the_quick_way_to_losses_gives_the_same_losses(missing: bool, weighted: 
     assert quick is not None
     assert (quick.mask is not None) == missing
     logits = model(batch)
-    expected, mask = per_example_losses(logits, labels, model.tasks, weights=weights)
-    torch.testing.assert_close(binary_losses(logits, quick.values, weights), expected)
+    added = model.example_penalties(logits)
+    assert bool(added) == (model_name == "aitm")
+    expected, mask = per_example_losses(logits, labels, model.tasks, weights=weights, penalties=added)
+    torch.testing.assert_close(binary_losses(logits, quick.values, weights, added), expected)
+    minibatch = Minibatch(batch, labels, weights)
+    torch.testing.assert_close(minibatch_losses(model, minibatch, torch.device("cpu"))[0], expected)
     assert quick.mask is None or tiny.same(quick.mask, mask)
     assert quick.mask is not None or all(bool(known.all()) for known in mask.values())
 
@@ -552,8 +567,18 @@ def test_data_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
         train(config, tmp_path / "run", dataset=changed, resume=True)
 
 
+class Heard(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
 def test_a_loss_that_drowns_the_others_is_told(tmp_path: Path) -> None:
-    """A label in years beside a click: said once, with the weight that makes them equal."""
+    """An age that was given a large weight beside a click: said once, with the weight that makes them equal."""
     table = tiny.frame(400).select("city", "item", "age", "click")
     table.write_csv(tmp_path / "t.csv")
     (tmp_path / "s.yaml").write_text(
@@ -561,21 +586,13 @@ def test_a_loss_that_drowns_the_others_is_told(tmp_path: Path) -> None:
     )
     data = gdod.data.load(tmp_path / "t.csv", schema=tmp_path / "s.yaml", cache=tmp_path / "c")
 
-    class Heard(Silent):
-        said: list[str]
-
-        def __init__(self) -> None:
-            self.said = []
-
-        def say(self, text: str) -> None:
-            self.said.append(text)
-
     first, second = Heard(), Heard()
-    train(tiny.config(steps=3, evaluate_every=1), tmp_path / "one", dataset=data, progress=first)
+    heavy = tiny.config(steps=3, evaluate_every=1, task_weights={"age": 2000})
+    train(heavy, tmp_path / "one", dataset=data, progress=first)
     (told,) = [text for text in first.said if "may drown it" in text]
     found = re.search(r"the loss of 'age' is ([\d,]+) times that of 'click' .* --task-weight age=(\S+) would", told)
     assert found is not None, told
-    assert 1000 < int(found[1].replace(",", "")) < 4000  # 40² + 12² against log 2
+    assert 1000 < int(found[1].replace(",", "")) < 6000  # 2000 against log 2
     weights = {"age": float(found[2])}
     train(tiny.config(steps=1, task_weights=weights), tmp_path / "two", dataset=data, progress=second)
     assert not [text for text in second.said if "may drown it" in text]

@@ -204,3 +204,64 @@ def test_calibration_keeps_ties_together_and_leaves_empty_bins_out() -> None:
 def test_wrong_input_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(gdod.InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_precision_recall_and_f1_are_scikit_learns(seed: int, weighted: bool) -> None:
+    random = np.random.default_rng(seed)
+    labels, scores = (random.random(300) < 0.2).astype(float), random.random(300).round(seed)  # with ties, or all tied
+    labels[::7] = np.nan
+    known = ~np.isnan(labels)
+    weights = random.uniform(0, 2, 300) if weighted else None
+    theirs = None if weights is None else weights[known]
+    expected = sklearn.average_precision_score(labels[known], scores[known], sample_weight=theirs)
+    assert metrics.pr_auc(labels, scores, weights) == pytest.approx(expected, abs=1e-12)
+    for threshold in (0.3, 0.5):
+        expected = sklearn.f1_score(labels[known], scores[known] >= threshold, sample_weight=theirs)
+        assert metrics.f1(labels, scores, threshold, weights) == pytest.approx(expected, abs=1e-12)
+
+
+def test_precision_and_recall_without_positives() -> None:
+    assert metrics.pr_auc([0, 0], [0.1, 0.9]) is None
+    assert metrics.f1([0, 0], [0.1, 0.9]) == 0
+    assert metrics.f1([0, 0], [0.1, 0.2]) is None
+    assert metrics.f1([float("nan")], [0.1]) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_group_auc_is_the_mean_of_the_groups(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    labels, scores = (random.random(400) < 0.3).astype(float), random.random(400).round(1)
+    labels[::9] = np.nan
+    groups = random.integers(0, 60, 400)
+    total, rows = 0.0, 0
+    for group in range(60):
+        mine = (groups == group) & ~np.isnan(labels)
+        if 0 < labels[mine].sum() < mine.sum():
+            total += sklearn.roc_auc_score(labels[mine], scores[mine]) * mine.sum()
+            rows += int(mine.sum())
+    assert 0 < rows < 400
+    assert metrics.group_auc(labels, scores, groups) == pytest.approx(total / rows, abs=1e-12)
+    assert metrics.group_auc(labels, scores, np.array([f"user{one}" for one in groups])) == pytest.approx(total / rows)
+    # What is the same for all rows of a group does not help to tell them apart.
+    assert metrics.group_auc(labels, groups.astype(float), groups) == pytest.approx(0.5)
+    assert metrics.group_auc(labels, scores, np.zeros(400)) == pytest.approx(metrics.auc(labels, scores))
+    assert metrics.group_auc([0, 1], [0.5, 0.6], np.array([1, 2])) is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_auc_of_classes_is_scikit_learns(weighted: bool) -> None:
+    random = np.random.default_rng(0)
+    labels, scores = random.integers(0, 3, 200).astype(float), random.dirichlet([1, 2, 3], 200).round(2)
+    scores /= scores.sum(1, keepdims=True)
+    weights = random.uniform(0.5, 2, 200) if weighted else None
+    each = [sklearn.roc_auc_score(labels == one, scores[:, one], sample_weight=weights) for one in range(3)]
+    assert metrics.auc_one_vs_rest(labels, scores, weights) == pytest.approx(np.mean(each), abs=1e-12)
+    if weights is None:
+        theirs = sklearn.roc_auc_score(labels, scores, multi_class="ovr")
+        assert metrics.auc_one_vs_rest(labels, scores) == pytest.approx(theirs, abs=1e-12)
+    few = labels < 2  # a class that does not occur is left out
+    each = [sklearn.roc_auc_score(labels[few] == one, scores[few, one]) for one in range(2)]
+    assert metrics.auc_one_vs_rest(labels[few], scores[few]) == pytest.approx(np.mean(each), abs=1e-12)
+    assert metrics.auc_one_vs_rest([0, 0], [[0.5, 0.5], [0.1, 0.9]]) is None

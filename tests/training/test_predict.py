@@ -5,16 +5,20 @@ from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 from tests.training import tiny
+from typer.testing import CliRunner
 
 import gdod
 from gdod import InputError
+from gdod.cli import app
+from gdod.cli.train import show_metrics
 from gdod.data.preparing.encoder import Encoder
 from gdod.data.preparing.scaling import Scaling
 from gdod.data.preparing.vocabulary import Vocabulary
 from gdod.data.tables.table_schema import TableSchema
-from gdod.training import Run, load_run, train
-from gdod.training.predict import evaluate_file, predict_file, prediction_columns
+from gdod.training import Run, load_run, metrics, train
+from gdod.training.predict import EvaluationOptions, evaluate_file, predict_file, prediction_columns
 from gdod.training.run import Folder
 
 
@@ -205,4 +209,43 @@ def test_tasks_of_other_kinds() -> None:
     )
     metrics = run.evaluate(frame)["tasks"]
     assert set(metrics["price"]) == {"rmse", "mae", "labelled"}
-    assert set(metrics["size"]) == {"accuracy", "log_loss", "labelled"}
+    assert set(metrics["size"]) == {"accuracy", "log_loss", "labelled", "auc_one_vs_rest"}
+
+
+def test_a_table_is_evaluated_by_more_metrics_than_training_goes_by(run: Run, tmp_path: Path) -> None:
+    frame = tiny.frame(500, seed=3)
+    table = tmp_path / "table.csv"
+    frame.write_csv(table)
+    found = evaluate_file(run, table, batch=64, options=EvaluationOptions(threshold=0.3, group="item"))
+    labels, scores = frame["click"].to_numpy(), run.predict(frame)["click"].to_numpy()
+    click = found["tasks"]["click"]
+    assert found["threshold"] == 0.3
+    assert click["f1"] == pytest.approx(metrics.f1(labels, scores, 0.3))
+    assert click["pr_auc"] == pytest.approx(metrics.pr_auc(labels, scores))
+    assert click["group_auc"] == pytest.approx(metrics.group_auc(labels, scores, frame["item"].to_numpy()))
+    assert "group_auc" not in evaluate_file(run, table)["tasks"]["click"]
+    done = CliRunner().invoke(app, ["evaluate", str(run.folder.path), str(table), "--group", "item"])
+    assert done.exit_code == 0, done.output
+    assert all(title in done.output for title in ("PR-AUC", "group AUC", "F1", f"{click['group_auc']:.4f}"))
+    with pytest.raises(InputError, match=r"no column 'itme' for the group AUC \(did you mean 'item'"):
+        evaluate_file(run, table, options=EvaluationOptions(group="itme"))
+    with pytest.raises(InputError, match=r"threshold=2; expected a number of at least 0 and of at most 1"):
+        evaluate_file(run, table, options=EvaluationOptions(threshold=2))
+
+
+def test_metrics_of_tasks_of_several_kinds_are_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    binary = {"auc": 0.81, "log_loss": 0.41, "pr_auc": 0.31, "f1": 0.51, "positives": 1, "labelled": 900}
+    tasks = {
+        "click": binary,
+        "paid": {"rmse": 1.61, "mae": 1.21, "labelled": 900},
+        "size": {"accuracy": 0.71, "log_loss": 1.01, "auc_one_vs_rest": 0.61, "labelled": 900},
+        "buy": {**binary, "auc": 0.82},
+    }
+    console = Console(width=80, markup=False, highlight=False)
+    show_metrics(console, {"table": {"tasks": tasks}})
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for values in tasks.values():
+        assert all(f"{value:.4f}" in shown for value in values.values() if isinstance(value, float))
+    assert shown.count("PR-AUC") == 1
+    assert shown.count("labels") == 3

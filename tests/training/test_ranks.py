@@ -47,7 +47,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def alone(folder: Path, given: dict[str, Any]) -> None:
-    train(TrainConfig.model_validate(given), folder, dataset=together.data(), resume=True)
+    train(TrainConfig.model_validate(given), folder, dataset=together.data(given), resume=True)
 
 
 def check_close(one: Path, other: Path) -> None:
@@ -157,6 +157,16 @@ def test_several_follow_a_recipe_as_one_does(tmp_path: Path) -> None:
     assert all(isinstance(result, dict) and result == results[0] for result in results), results
     check_close(tmp_path / "several", tmp_path / "one")
     assert "batch size 64" in (tmp_path / "said.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["stem", "esmm", "aitm"])
+def test_models_with_tables_or_towers_of_tasks_train_as_one_does(tmp_path: Path, model: str) -> None:
+    given = settings(model={"name": model, "options": {"embedding": 4, "tower": [8], "ensemble": 2}})
+    alone(tmp_path / "one", given)
+    results = together.together(2, tmp_path, training, given, tmp_path / "several")
+    assert all(isinstance(result, dict) and result == results[0] for result in results), results
+    check_close(tmp_path / "several", tmp_path / "one")
 
 
 @pytest.mark.slow

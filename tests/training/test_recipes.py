@@ -76,7 +76,7 @@ def test_the_paper_is_what_a_stored_configuration_without_a_recipe_is(tmp_path: 
         train(config, tmp_path / name, dataset=tiny.dataset())
     check_same(tmp_path / "with", tmp_path / "without")
     last = load(tmp_path / "with" / "checkpoints" / "last.pt")
-    assert set(last) == {"format", "model", "optimizers", "method", "random", "random_of_others", "state"}
+    assert set(last) == {"format", "settings", "model", "optimizers", "method", "random", "random_of_others", "state"}
     assert len(last["optimizers"][0]["param_groups"]) == 1
     assert "recipe" not in json.loads((tmp_path / "with" / "about.json").read_text())
 
@@ -155,12 +155,12 @@ def test_what_strong_chooses_for_any_table() -> None:
 @pytest.mark.parametrize(
     ("table", "batch", "passes", "cross"),
     [
-        (SMALL, 64, 20, 0),
+        (SMALL, 64, 10, 0),
         (MEDIUM, 512, 6, 2),
         (LARGE, 1024, 3, 2),
-        (TableSize(4_999, 1, 1, 1), 64, 20, 0),
+        (TableSize(4_999, 1, 1, 1), 64, 10, 0),
         (TableSize(5_000, 1, 1, 1), 256, 6, 0),
-        (TableSize(0, 1, 1, 1), 64, 20, 0),
+        (TableSize(0, 1, 1, 1), 64, 10, 0),
         (TableSize(4_999, 1, 1, 1, statistics=1), 64, 10, 0),
         (TableSize(10_000, 1, 1, 1, statistics=1), 256, 2, 2),
     ],
@@ -207,9 +207,14 @@ def test_what_is_given_is_kept(table: TableSize) -> None:
 @pytest.mark.parametrize(
     ("given", "said", "unsaid"),
     [
-        ({"data.features.pairs": 0}, "input: target statistics of columns, numbers in", "pair"),
+        ({"data.features.pairs": 0}, "target statistics of columns and of numbers that repeat, numbers in", "pair"),
+        ({"data.features.repeated_numbers": False}, "target statistics of columns and of at most", "repeat"),
         ({"data.features.statistics": False}, "input: numbers in at most", "statistics"),
-        ({"data.features.statistics": True}, "input: target statistics of at most", "of columns"),
+        (
+            {"data.features.statistics": True},
+            "input: target statistics of numbers that repeat and of at most",
+            "of columns",
+        ),
         ({"data.features.bins": 0, "data.features.rare": 1}, "pairs: less is left", "bins"),
         ({"data.features.rare": 7}, "bins: less is left", "share a vector"),
         ({"data.features": None}, "optimizer adamw", "input:"),
@@ -279,7 +284,7 @@ def test_features_can_be_left_out() -> None:
 def test_steps_take_the_place_of_passes() -> None:
     config, _ = apply_recipe(strong(steps=200), SMALL)
     assert (config.steps, config.epochs, config.schedule.warmup) == (200, None, 10)
-    assert apply_recipe(strong(epochs=None), SMALL)[0].epochs == 20
+    assert apply_recipe(strong(epochs=None), SMALL)[0].epochs == 10
 
 
 def test_another_optimizer_keeps_its_own_defaults() -> None:
@@ -410,10 +415,10 @@ def test_check_prints_what_was_chosen_and_why(monkeypatch: pytest.MonkeyPatch) -
     command = ["train", "--data", "ads", "--check"]
     done = CliRunner().invoke(app, [*command, "--lr", "0.5", "--set", "data.features.pairs=0"])
     assert done.exit_code == 0, done.stderr
-    assert "20 passes over the data: the fewer rows, the more" in done.stderr
+    assert "10 passes over the data: the fewer rows, the more" in done.stderr
     settings = json.loads(done.stdout)
     assert settings["optimizer"]["lr"] == 0.5
-    assert (settings["epochs"], settings["batch"], settings["data"]["features"]["pairs"]) == (20, 64, 0)
+    assert (settings["epochs"], settings["batch"], settings["data"]["features"]["pairs"]) == (10, 64, 0)
     assert apply_recipe(check_config(settings), LARGE)[0].model_dump(mode="json") == settings
     assert len(calls) == 1
     done = CliRunner().invoke(app, [*command, "--recipe", "paper"])

@@ -21,7 +21,7 @@ from gdod import InputError
 from gdod._files import read_json
 from gdod.report.runs import read_run
 from gdod.training import Silent, TrainConfig, train
-from gdod.training.checkpoint import load
+from gdod.training.checkpoint import keep_weights_only, load
 
 METHODS: dict[str, dict[str, Any]] = {
     "sum": {},
@@ -253,3 +253,52 @@ def test_records_that_were_cut_or_removed_are_told_and_never_made_up(tmp_path: P
     assert kept == b"".join(whole[: int((left or 0) * len(whole))].splitlines(keepends=True)[:-1])
     assert any("metrics.jsonl was cut or removed" in said and "up to step 12" in said for said in heard.said)
     assert any("metrics.jsonl was cut or removed" in note for note in read_run(folder).notes)
+
+
+def test_a_longer_run_goes_on_where_it_had_finished(tmp_path: Path) -> None:
+    """With a constant learning rate it ends as one that was as long from the beginning."""
+    data, heard = tiny.dataset(), Heard()
+    often = {"log_every": 19}  # as long as an epoch: gradients are looked at in the same steps
+    train(tiny.config(epochs=3, **often), tmp_path / "whole", dataset=data)
+    folder = tmp_path / "run"
+    train(tiny.config(epochs=1, **often), folder, dataset=data)
+    result = train(tiny.config(epochs=3, **often), folder, dataset=data, resume=True, progress=heard)
+    whole = read_json(tmp_path / "whole" / "result.json", "")
+    for name in ("validation", "test", "steps", "best_step"):
+        assert result[name] == whole[name]
+    for name in ("last.pt", "best.pt"):
+        one, other = (load(place / "checkpoints" / name) for place in (folder, tmp_path / "whole"))
+        assert tiny.same(one["model"], other["model"])
+    assert any("goes on from step 19 to step 57" in said for said in heard.said)
+    assert read_json(folder / "config.json", "")["epochs"] == 3
+    assert read_json(folder / "about.json", "")["lengthened"] == [{"epochs": 1.0, "steps": None, "to_step": 19}]
+    steps = [(line["kind"], line["step"]) for line in lines(folder)]
+    assert len(steps) == len(set(steps))
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match=r"epochs is 3.0, not 2.0"):  # it cannot become shorter
+        train(tiny.config(epochs=2, **often), folder, dataset=data, resume=True)
+    with pytest.raises(InputError, match=r"batch is 64, not 32") as refused:
+        train(tiny.config(epochs=5, batch=32, **often), folder, dataset=data, resume=True)
+    assert "epochs" not in str(refused.value)
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_a_run_that_stopped_early_needs_patience_to_go_on(tmp_path: Path) -> None:
+    data, folder = tiny.dataset(), tmp_path / "run"
+    impatient = {"patience": 1, "least": 0.5}
+    assert train(tiny.config(epochs=4, stopping=impatient), folder, dataset=data)["stopped"] == "early"
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match=r"stopped early, at step .*--patience"):
+        train(tiny.config(epochs=5, stopping=impatient), folder, dataset=data, resume=True)
+    assert (folder / "result.json").read_bytes() == before
+    result = train(tiny.config(epochs=5, stopping={"patience": 9, "least": 0.5}), folder, dataset=data, resume=True)
+    assert (result["stopped"], result["steps"]) == ("finished", 95)
+
+
+def test_weights_alone_cannot_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(tiny.config(steps=3), folder, dataset=tiny.dataset())
+    keep_weights_only(folder / "checkpoints" / "last.pt")
+    with pytest.raises(InputError, match="has the weights alone"):
+        train(tiny.config(steps=5), folder, dataset=tiny.dataset(), resume=True)
+    assert (folder / "result.json").exists()

@@ -122,6 +122,22 @@ def test_a_file_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
+@pytest.mark.parametrize("limit", [100, 10_000, 100_000, 250_000, 800_000, 801_000])
+def test_a_checkpoint_that_the_disk_has_no_room_for_names_its_file(tmp_path: Path, limit: int) -> None:
+    resource = pytest.importorskip("resource")
+    weights = {"first": torch.zeros(50_000), "second": torch.zeros(150_000), "third": torch.zeros(3)}
+    save(tmp_path / "last.pt", {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*last\.pt'"):
+            save(tmp_path / "last.pt", {"step": 2, "model": weights})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert load(tmp_path / "last.pt")["step"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
 class Harmful:
     """Makes a folder when it is unpickled."""
 
@@ -263,6 +279,10 @@ def test_a_configuration_beyond_all_measure_is_refused_at_once(tmp_path: Path, o
     stored = json.loads((tmp_path / "run/config.json").read_text())
     stored["model"]["options"] |= option
     (tmp_path / "run/config.json").write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=r"it has other settings than the checkpoint was written with"):
+        load_run(tmp_path / "run")
+    best = tmp_path / "run/checkpoints/best.pt"
+    save(best, {name: one for name, one in load(best).items() if name != "settings"})  # as of an earlier version
     with pytest.raises(InputError, match=r"best\.pt does not fit the configuration beside it: the size of"):
         load_run(tmp_path / "run")
     # Nor does a checkpoint help that only seems to be as large.

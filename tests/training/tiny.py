@@ -50,17 +50,21 @@ def frame(rows: int, seed: int = 0) -> pl.DataFrame:
     )
 
 
-def encoder() -> Encoder:
+def encoder(conditional: bool = True) -> Encoder:
+    """Return the encoder of the table; ``conditional``: whether a purchase has a label only where there is a click."""
+    schema = SCHEMA if conditional else SCHEMA.replace("{type: label, when: click}", "label")
     return Encoder(
-        TableSchema.parse(SCHEMA, Path("schema.yaml")),
+        TableSchema.parse(schema, Path("schema.yaml")),
         {"city": Vocabulary(CITIES), "item": Vocabulary(ITEMS), "seen": Vocabulary(ITEMS)},
         {"age": Scaling("standard", 40.0, 12.0)},
         longest={"seen": 4},
     )
 
 
-def dataset(rows: int = 1200, validation: int = 300, test: int = 300, seed: int = 0) -> Dataset:
-    made = encoder()
+def dataset(
+    rows: int = 1200, validation: int = 300, test: int = 300, seed: int = 0, *, conditional: bool = True
+) -> Dataset:
+    made = encoder(conditional)
     whole = frame(rows + validation + test, seed)
     return Dataset(
         name="tiny",

@@ -85,7 +85,7 @@ def together(ranks: int, folder: Path, work: Work, *arguments: Any) -> list[Any]
 
 def training(ranks: Ranks, settings: dict[str, Any], out: Path, wrong: "Wrong | None" = None, told: Any = None) -> Any:
     """Trains on the tiny table; the result, or the error."""
-    dataset = data()
+    dataset = data(settings)
     if settings["data"]["source"] == "streamed":
         dataset = streamed(out.parent, dataset)
     if wrong is not None:
@@ -106,8 +106,10 @@ class Stopped:
     exit_code: int | None
 
 
-def data() -> Dataset:
-    return tiny.dataset(rows=1000, validation=250, test=100)
+def data(settings: dict[str, Any] | None = None) -> Dataset:
+    """The tiny table; models of a chain have labels of every step in all rows."""
+    model = "" if settings is None else settings["model"].get("name")
+    return tiny.dataset(rows=1000, validation=250, test=100, conditional=model not in ("esmm", "aitm"))
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,14 @@ class Average:
         """The model with the averaged weights."""
         return cast("Model", self._averaged.module)
 
-    def update(self, model: Model, step: int, *, last: bool = False) -> None:
-        """Bring the average up to step number ``step``, from 1 on, if it is one to update after, or the ``last``."""
+    def update(self, model: Model, step: int, *, last: bool = False, before: int = 0) -> None:
+        """Bring the average up to step number ``step``, from 1 on, if it is one to update after, or the ``last``.
+
+        ``before``: the steps of earlier runs whose average goes on.
+        """
         since = step % EVERY or EVERY
         if since == EVERY or last:
-            decay = min(self.decay, (1 + step) / (10 + step))
+            decay = min(self.decay, (1 + before + step) / (10 + before + step))
             self._averaged.multi_avg_fn = get_ema_multi_avg_fn(decay**since)
             self._averaged.update_parameters(model)
 

@@ -1,5 +1,7 @@
 """The configuration of a run: read from a YAML, TOML or JSON file and from options, and checked."""
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,17 +21,30 @@ from pydantic import (
 
 from gdod._checks import nearest
 from gdod.data.preparing.feature_options import FeatureOptions
+from gdod.data.preparing.fold import Fold
+from gdod.data.preparing.vector_options import VectorOptions
 from gdod.errors import InputError
 from gdod.yaml_toml import parse_toml, parse_yaml
 
 Settings = dict[str, Any]
 """Settings as a file has them: names to values, or to more settings."""
 
-_SHORT = {"data": "source", "model": "name", "method": "name", "optimizer": "name", "schedule": "name"}
+_SHORT = {
+    "update": "from",
+    "data": "source",
+    **dict.fromkeys(("model", "method", "optimizer", "schedule"), "name"),
+}
+HALF_LIFE = 10.0
+
+
+IN_MEMORY = "<frame>"
+"""The `data.source` of a run that was trained on a table in memory."""
 
 
 def _spelled_out(name: str, value: Any) -> Any:
     """Return the value of a setting in its long form: `model: mmoe` is short for `model: {name: mmoe}`."""
+    if name == "vectors" and isinstance(value, Mapping):
+        return {column: {"file": one} if isinstance(one, str) else one for column, one in value.items()}
     return {_SHORT[name]: value} if name in _SHORT and isinstance(value, str) else value
 
 
@@ -56,6 +71,11 @@ class DataConfig(_Part):
     """Options of the named data set, such as `rows: 1000`."""
     features: FeatureOptions | None = None
     """What is made of the columns besides ids and numbers, such as target statistics; None: nothing."""
+    vectors: dict[str, VectorOptions] = {}
+    """Files with vectors of the values of categorical columns, by column: `item: items.parquet`, or
+    `item: {file: items.parquet, frozen: true}`."""
+    fold: Fold | None = None
+    """The fold of a cross-validation that is the test part; None: the test part is as the schema says."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -63,7 +83,7 @@ class DataConfig(_Part):
     @classmethod
     def _no_other_place(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name in options:
-            if name in ("source", "schema", "labels", "folder", "cache", "stream", "features"):
+            if name in ("source", "schema", "labels", "folder", "cache", "stream", "features", "vectors", "fold"):
                 raise ValueError(f"{name!r} stands beside the options, not among them")
         return options
 
@@ -137,6 +157,21 @@ class StoppingConfig(_Part):
     """The least improvement that counts as better."""
 
 
+class UpdateConfig(_Part):
+    """The earlier run that a run goes on from, with the rows of a new table."""
+
+    previous: Path = Field(alias="from")
+    """The folder of the earlier run."""
+    half_life: float = Field(default=HALF_LIFE, gt=0)
+    """After how many updates what was counted of a row, for target statistics and rare values, counts half."""
+    validation: float | None = Field(default=None, ge=0, lt=1)
+    """The share of the new table's rows for validation; None: as in the earlier run."""
+    test: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the new table's rows for a test."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
 class TrainConfig(_Part):
     """All settings of a run."""
 
@@ -145,6 +180,8 @@ class TrainConfig(_Part):
     `gdod.training.recipes`; "paper", the defaults here."""
     filled: bool = False
     """Whether the recipe has filled all settings, as in a run's own configuration; it then chooses nothing more."""
+    update: UpdateConfig | None = None
+    """The run that this one goes on from; None: it begins anew. See `gdod.training.updating`."""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
@@ -160,6 +197,15 @@ class TrainConfig(_Part):
     """The largest norm of the gradient of all parameters together; a longer gradient is shortened to it."""
     task_weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Factors of the tasks' losses by task name; 1 for tasks that are left out."""
+    positive_weights: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """How often an example whose label is 1 counts in the loss, by the name of a binary task; 1 for those left out.
+    Probabilities become too high by it, which `calibrate` undoes."""
+    negatives_kept: dict[str, Annotated[float, Field(gt=0, le=1)]] | None = None
+    """The share of the negative examples that the table still has, by the name of a binary task, if others were left
+    out when it was made; predictions are then corrected to what they were with all of them."""
+    calibrate: Literal["none", "platt", "isotonic"] = "none"
+    """How the probabilities of binary tasks are fitted to the labels of the validation part after training: by a line
+    through the logits ("platt"), by steps that rise ("isotonic", for a thousand positives or more), or not."""
     sample_weights: bool = True
     """Whether to multiply losses by the weight column, if the data has one."""
     average: float | None = Field(default=None, gt=0, lt=1)
@@ -222,7 +268,7 @@ class TrainConfig(_Part):
         given = written if self.recipe == "paper" or self.filled else _only_given(self, written)
         return {"recipe": self.recipe, **given}
 
-    @field_validator("task_weights", mode="before")
+    @field_validator("task_weights", "positive_weights", "negatives_kept", mode="before")
     @classmethod
     def _no_weights(cls, value: object) -> object:
         return None if value == {} else value
@@ -258,10 +304,16 @@ def read_config(file: Path | None = None, options: Mapping[str, Any] | None = No
     """Return the configuration in a file, with options that win over the file's settings.
 
     Options are settings like those of a file, nested or by a path with dots: `{"model.name": "ple"}`.
-    Paths in a file are relative to the file's folder and may not lead out of it.
+    Paths in a file are relative to the file's folder and may not lead out of it. With `update.from`, all other settings
+    that are not given are those of the run there, or chosen for an update.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
-    return check_config(merged(settings, nested(options or {})))
+    settings = merged(settings, nested(options or {}))
+    if settings.get("update") is None:
+        return check_config(settings)
+    from gdod.training.updating import update_config  # it reads configurations
+
+    return update_config(settings)
 
 
 def check_config(settings: Mapping[str, Any]) -> TrainConfig:
@@ -275,6 +327,23 @@ def check_config(settings: Mapping[str, Any]) -> TrainConfig:
 def check_stored(settings: Mapping[str, Any]) -> TrainConfig:
     """Return a configuration as it was stored; one without a recipe is of a version whose defaults were "paper"."""
     return check_config({"recipe": "paper", **settings})
+
+
+# Settings that may differ between a checkpoint and the configuration beside it: where a run finds its data, which has a
+# fingerprint of its own, how long it trains, where it works, and what it notes on the way.
+_NOT_IN_CHECKSUM = {
+    *("recipe", "filled", "data", "epochs", "steps", "stopping", "device", "threads", "evaluation_batch", "test_curve"),
+    *("weighted_metrics", "log_every", "conflict_every", "checkpoint_every", "checkpoint_minutes", "tensorboard"),
+}
+
+
+def checksum(config: TrainConfig) -> str:
+    """Return a checksum of the settings that weights and predictions depend on, which a checkpoint keeps.
+
+    Settings that are at their defaults have no part in it, so that it stays when a later version has more of them.
+    """
+    values = config.model_dump(mode="json", exclude=_NOT_IN_CHECKSUM, exclude_defaults=True)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_settings(file: Path) -> Settings:
@@ -325,6 +394,10 @@ _OPTIONS = {"source": "data", "schema": "schema", "folder": "data-folder", "cach
 
 def inside(settings: Settings, folder: Path) -> Settings:
     """Return the settings of a file in ``folder`` with absolute paths, none of which may lead out of that folder."""
+    update = _spelled_out("update", settings.get("update"))
+    if isinstance(update, dict) and isinstance(update.get("from"), str):
+        place = contained(update["from"], folder, "update.from", "from")
+        settings = {**settings, "update": {**update, "from": str(place)}}
     data = _spelled_out("data", settings.get("data"))
     if not isinstance(data, dict):
         return settings
@@ -332,7 +405,17 @@ def inside(settings: Settings, folder: Path) -> Settings:
     for name in ("source", "schema", "folder", "cache"):
         if isinstance(data.get(name), str) and not (name == "source" and is_named(data[name])):
             data[name] = str(contained(data[name], folder, f"data.{name}", _OPTIONS[name]))
+    if isinstance(data.get("vectors"), dict):
+        data["vectors"] = {name: _inside(one, folder, name) for name, one in data["vectors"].items()}
     return {**settings, "data": data}
+
+
+def _inside(vectors: Any, folder: Path, column: str) -> Any:
+    """Return the options of a file with vectors with an absolute path that does not lead out of the folder."""
+    options = {"file": vectors} if isinstance(vectors, str) else vectors
+    if not isinstance(options, dict) or not isinstance(options.get("file"), str):
+        return vectors
+    return {**options, "file": str(contained(options["file"], folder, f"data.vectors.{column}", "vectors"))}
 
 
 def is_named(source: str) -> bool:

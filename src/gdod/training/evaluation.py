@@ -30,7 +30,7 @@ class Predictions:
     tasks: tuple[Task, ...]
     labels: dict[str, Tensor]  # [n] each
     predictions: dict[str, Tensor]  # [n] each, or [n, classes]
-    weights: Tensor | None  # [n]
+    weights: Tensor | None  # [n], or [K, n] if a task has weights of its own
 
     def metrics(self, *, weighted: bool = False) -> Metrics:
         return evaluate(self.tasks, self.labels, self.predictions, self.weights if weighted else None)
@@ -82,7 +82,7 @@ def predict_batches(
                 labels[name].append(minibatch.labels[name])
             if minibatch.weights is not None:
                 weights.append(minibatch.weights)
-    return Predictions(model.tasks, _joined(labels), _joined(predictions), torch.cat(weights) if weights else None)
+    return Predictions(model.tasks, _joined(labels), _joined(predictions), torch.cat(weights, -1) if weights else None)
 
 
 def _predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
@@ -98,6 +98,8 @@ def _predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
             logit = logit.sigmoid()
         elif task.kind == "multiclass":
             logit = logit.softmax(1)
+        else:
+            logit = task.in_units(logit)
         predictions[task.name] = logit.cpu()
     return predictions
 
@@ -105,13 +107,16 @@ def _predict_batch(model: Model, batch: Batch) -> dict[str, Tensor]:
 @contextmanager
 def _evaluating(model: Model) -> Iterator[None]:
     """Turn off dropout and gradients, and put the model back into its mode afterwards."""
-    training = model.training
-    model.eval()
+    training = any(part.training for part in model.modules())  # changing the mode takes much longer than looking
+    if training:
+        before = model.training
+        model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        model.train(training)
+        if training:
+            model.train(before)
 
 
 def _joined(parts: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
@@ -124,8 +129,10 @@ def _gather(own: Predictions, ranks: Ranks) -> Predictions:
     columns = [*own.labels.values(), *own.predictions.values()]
     widths = [1] * len(own.labels) + [task.outputs for task in own.tasks]
     if weighted:
-        columns.append(torch.zeros(0) if own.weights is None else own.weights)
-        widths.append(1)
+        # A rank without rows does not know whether tasks have weights of their own.
+        (rows,) = ranks.most([1 if own.weights is None or own.weights.dim() == 1 else len(own.weights)])
+        columns.append(torch.zeros(0, rows) if own.weights is None else own.weights.reshape(rows, -1).T)
+        widths.append(rows)
     table = torch.cat([values.double().reshape(-1, width) for values, width in zip(columns, widths, strict=True)], 1)
     gathered = [values.squeeze(1) for values in ranks.gather(table).split(widths, 1)]
     names = [task.name for task in own.tasks]
@@ -133,7 +140,7 @@ def _gather(own: Predictions, ranks: Ranks) -> Predictions:
         own.tasks,
         dict(zip(names, gathered, strict=False)),
         dict(zip(names, gathered[len(names) :], strict=False)),
-        gathered[-1] if weighted else None,
+        gathered[-1].movedim(0, -1) if weighted else None,
     )
 
 
@@ -146,9 +153,8 @@ def unequal_losses(metrics: Metrics, task_weights: Mapping[str, float]) -> str |
     """
     losses = {}
     for name, values in metrics["tasks"].items():
-        value = values.get("rmse", values.get("log_loss"))
-        if value:
-            losses[name] = task_weights.get(name, 1.0) * (value**2 if "rmse" in values else value)
+        if value := _loss(values):
+            losses[name] = task_weights.get(name, 1.0) * value
     if len(losses) < 2:
         return None
     most, least = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
@@ -158,7 +164,7 @@ def unequal_losses(metrics: Metrics, task_weights: Mapping[str, float]) -> str |
     weight = float(f"{task_weights.get(most, 1.0) / ratio:.1g}")
     return (
         f"the loss of {most!r} is {ratio:,.0f} times that of {least!r} before training, and may drown it; "
-        f"--task-weight {most}={weight} would make them about equal, and so would larger units of the label"
+        f"--task-weight {most}={weight} would make them about equal"
     )
 
 
@@ -168,12 +174,21 @@ def validation_loss(metrics: Metrics, task_weights: Mapping[str, float]) -> floa
     for name, values in metrics["tasks"].items():
         if not values["labelled"]:
             continue
-        value = values["rmse"] if "rmse" in values else values["log_loss"]
+        value = _loss(values)
         if value is None:
             return None
-        total += task_weights.get(name, 1.0) * (value**2 if "rmse" in values else value)
+        total += task_weights.get(name, 1.0) * value
         known = True
     return total if known else None
+
+
+def _loss(values: Mapping[str, Any]) -> float | None:
+    """Return the loss of a task by its metrics: its log loss, or its squared error in the units of training."""
+    if "rmse" not in values:
+        return values["log_loss"]  # type: ignore[no-any-return]
+    error: float | None = values["rmse"]
+    squared: float | None = values.get("loss", None if error is None else error**2)
+    return squared
 
 
 def monitored_score(metrics: Metrics, monitor: str, task_weights: Mapping[str, float]) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isnan, nan
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,12 @@ from gdod.models import Model
 from gdod.ranks import Ranks
 from gdod.training import checkpoint
 from gdod.training.averaging import Average
-from gdod.training.config import TrainConfig
+from gdod.training.config import TrainConfig, checksum
 from gdod.training.evaluation import Metrics, monitored_score, predict_part, unequal_losses
 from gdod.training.interruption import Interrupted, NonFiniteError, StopRequest
 from gdod.training.minibatch_losses import minibatch_losses
 from gdod.training.optimizers import Optimizers, lr_factor
+from gdod.training.positive_weights import with_positive_weights
 from gdod.training.progress import Progress
 from gdod.training.record import Line, Record
 from gdod.training.resharding import resharded_batches
@@ -59,6 +61,7 @@ class State:
     best_value: float | None = None  # the monitored score at best_step
     best: Metrics | None = None  # the validation metrics at best_step
     recorded: int = 0  # bytes of metrics.jsonl
+    before: int = 0  # steps of the runs that this one goes on from
     lanes: int = 1  # the number of ranks when the epoch began, see resharding.py
     losses: list[list[float]] = field(default_factory=list)  # [steps since the last log time][task]
 
@@ -90,6 +93,7 @@ class Trainer:
         self.epoch_steps = dataset.train.steps(config.batch, ranks=self.ranks.size)
         self.total = config.steps or max(1, round((config.epochs or 1) * self.epoch_steps))
         self.task_weights = _task_weights(config.task_weights, model)
+        self.positive_weights = config.positive_weights or {}
         self.state = State()
         self.record: Record | None = None
         self.lr = config.optimizer.lr
@@ -100,18 +104,46 @@ class Trainer:
 
     def resume(self, content: Mapping[str, Any]) -> None:
         """Continue from the content of a checkpoint."""
+        if "optimizers" not in content:
+            raise InputError(
+                f"{self.folder.last} has the weights alone, not the state of the optimizer, as finished runs of a "
+                "comparison have; train anew in another folder, with --out"
+            )
+        checkpoint.check_settings(content, checksum(self.config), self.folder.last)
+        self.load_weights(content.get("model"), self.folder.last)
+        if self.average is not None:
+            self.average.load_state_dict(
+                checkpoint.check_weights(content.get("average"), self.model.state_dict(), self.folder.last)
+            )
+        try:
+            self.optimizers.load_state(content["optimizers"])
+            self.method.load_state_dict(content["method"])
+            self.state = State(**content["state"])
+            random = [content["random"], *content.get("random_of_others", ())]
+            if self.ranks.rank == 0 or len(random) == self.ranks.size:
+                checkpoint.set_random_state(random[self.ranks.rank], self.device)
+            else:
+                torch.manual_seed(self._torch_seed(f" from step {self.state.step} on"))
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = f"what goes with its weights is not that of this run ({str(error).splitlines()[0]})"
+            raise InputError(checkpoint.damaged(self.folder.last, reason)) from error
+        self._saved_step = self.state.step
+
+    def load_weights(self, weights: object, path: Path) -> None:
+        """Give the model the weights of a checkpoint at ``path``, if they are finite and fit it."""
+        self.model.load_state_dict(checkpoint.check_weights(weights, self.model.state_dict(), path))
+
+    def begin_from(self, content: Mapping[str, Any], before: int) -> None:
+        """Begin a new run with the weights and states of another, which made ``before`` steps.
+
+        ``content`` has those that a checkpoint has: "model", "average", "optimizers", "method".
+        """
         self.model.load_state_dict(content["model"])
         if self.average is not None:
             self.average.load_state_dict(content["average"])
         self.optimizers.load_state(content["optimizers"])
         self.method.load_state_dict(content["method"])
-        self.state = State(**content["state"])
-        random = [content["random"], *content.get("random_of_others", ())]
-        if self.ranks.rank == 0 or len(random) == self.ranks.size:
-            checkpoint.set_random_state(random[self.ranks.rank], self.device)
-        else:
-            torch.manual_seed(self._torch_seed(f" from step {self.state.step} on"))
-        self._saved_step = self.state.step
+        self.state.before = before
 
     def _torch_seed(self, when: str = "") -> int:
         """Return the seed of torch's random numbers, another one on each rank, so that dropout differs."""
@@ -133,7 +165,7 @@ class Trainer:
             while True:
                 if self._evaluation_due() and not self._evaluate(stop_request):
                     self._interrupt(stop_request)
-                if self._out_of_patience():
+                if self.out_of_patience():
                     return "early"
                 if self.state.step >= self.total:
                     return "finished"
@@ -158,7 +190,7 @@ class Trainer:
             info = self._step(minibatch, step, conflict=logs and self._records_conflict(step))
             state.step = step
             if self.average is not None:
-                self.average.update(self.model, step, last=step == self.total)
+                self.average.update(self.model, step, last=step == self.total, before=state.before)
             took = time.perf_counter() - start
             state.seconds += took
             self.times.append(took)
@@ -190,6 +222,8 @@ class Trainer:
         losses, mask = minibatch_losses(
             self.model, minibatch, self.device, precision=config.precision, weighted=config.sample_weights
         )
+        if self.positive_weights:
+            losses = with_positive_weights(losses, minibatch.labels, self.positive_weights)
         try:
             info = backward(
                 losses, self.method, mask=mask, task_weights=self.task_weights, diagnose=conflict and len(losses) > 1
@@ -350,7 +384,8 @@ class Trainer:
             state.waited += 1
         return better
 
-    def _out_of_patience(self) -> bool:
+    def out_of_patience(self) -> bool:
+        """Return whether the last evaluation was one too many without a better one."""
         patience = self.config.stopping.patience
         return patience is not None and self.state.waited >= patience and self.state.evaluated == self.state.step
 
@@ -377,12 +412,14 @@ class Trainer:
     def _write(self, weights: Mapping[str, Tensor], random: Sequence[dict[str, Any]], best: bool) -> None:
         assert self.record is not None
         self.state.recorded = self.record.to_disk()
+        settings = checksum(self.config)
         if best:
             best_weights = self.evaluated_model.state_dict()
-            checkpoint.save(self.folder.best, {"step": self.state.step, "model": best_weights})
+            checkpoint.save(self.folder.best, {"settings": settings, "step": self.state.step, "model": best_weights})
         checkpoint.save(
             self.folder.last,
             {
+                "settings": settings,
                 "model": weights,
                 **({} if self.average is None else {"average": self.average.model.state_dict()}),
                 "optimizers": self.optimizers.state(),

@@ -1,10 +1,10 @@
-"""Metrics of predictions: AUC, log loss, RMSE, MAE, accuracy and calibration.
+"""Metrics of predictions: AUC of several kinds, log loss, F1, RMSE, MAE, accuracy and calibration.
 
 AUC and log loss equal scikit-learn's `roc_auc_score` and `log_loss` to the last digits; everything is computed in
 float64. A metric that is not defined is None, and `evaluate_task` says why under "note".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypedDict
 
@@ -81,6 +81,109 @@ def accuracy(labels: Numbers, probabilities: Numbers, weights: Numbers | None = 
     return _mean((probability.argmax(1) == label).astype(np.float64), weight)
 
 
+def pr_auc(labels: Numbers, scores: Numbers, weights: Numbers | None = None) -> float | None:
+    """Return the area below precision against recall, as average precision; None without a positive label.
+
+    Arguments as for `auc`. It equals scikit-learn's `average_precision_score`.
+    """
+    label, score, weight = _known(labels, scores, weights)
+    if _auc_gap(label, score, weight):
+        return None
+    weight = np.ones(len(label)) if weight is None else weight
+    order = np.argsort(-score, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)  # last example of each tie
+    positive = np.cumsum((label * weight)[order])[ends]
+    every = np.cumsum(weight[order])[ends]
+    precision = np.divide(positive, every, out=np.zeros_like(every), where=every > 0)
+    return float((np.diff(positive, prepend=0) * precision).sum() / positive[-1])
+
+
+def f1(labels: Numbers, probabilities: Numbers, threshold: float = 0.5, weights: Numbers | None = None) -> float | None:
+    """Return the harmonic mean of precision and recall of "at least ``threshold``"; None as for `log_loss`.
+
+    It is None as well where nothing is positive, neither a label nor a prediction.
+    """
+    label, probability, weight = _known(labels, probabilities, weights)
+    if _gap(label, probability, weight):
+        return None
+    weight = np.ones(len(label)) if weight is None else weight
+    found = probability >= threshold
+    both = float((weight * found * label).sum())
+    either = float((weight * found).sum() + (weight * label).sum())
+    return 2 * both / either if either else None
+
+
+def group_auc(labels: Numbers, scores: Numbers, groups: NDArray[np.generic]) -> float | None:
+    """Return the mean of the AUC within each group, such as a user, weighted by the group's examples (GAUC).
+
+    Groups whose labels are all the same have no AUC and are left out; None if all are.
+
+    Args:
+        labels: [n] 0 or 1; nan where missing, which leaves the example out.
+        scores: [n] any numbers; only their order within a group matters.
+        groups: [n] the group of each example: numbers or text.
+    """
+    label, score, _ = _known(labels, scores, None)
+    if _gap(label, score, None):
+        return None
+    _check_labels(label)
+    group = np.unique(groups[~np.isnan(_array(labels))], return_inverse=True)[1]
+    order = np.lexsort((score, group))
+    label, score, group = label[order], score[order], group[order]
+    starts = np.flatnonzero(np.diff(group, prepend=-1))  # the first example of each group
+    sizes = np.diff(np.append(starts, len(group)))
+    # Within a group, equal scores share the mean of their ranks.
+    tie = np.flatnonzero((np.diff(score, prepend=np.nan) != 0) | (np.diff(group, prepend=-1) != 0))
+    lengths = np.diff(np.append(tie, len(score)))
+    ranks = np.repeat(tie + (lengths + 1) / 2, lengths) - np.repeat(starts, sizes)
+    positives = np.add.reduceat(label, starts)
+    negatives = sizes - positives
+    pairs = np.add.reduceat(label * ranks, starts) - positives * (positives + 1) / 2
+    told = (positives > 0) & (negatives > 0)
+    if not told.any():
+        return None
+    return float(np.average(pairs[told] / (positives * negatives)[told], weights=sizes[told]))
+
+
+def auc_one_vs_rest(labels: Numbers, probabilities: Numbers, weights: Numbers | None = None) -> float | None:
+    """Return the mean over classes of the AUC of telling a class from all others, by its probability.
+
+    It equals scikit-learn's `roc_auc_score(..., multi_class="ovr")`; classes that no example has are left out, and it
+    is None if fewer than two are there.
+
+    Args:
+        labels: [n] the class, from 0 on; missing: nan or a negative class.
+        probabilities: [n, C] of all classes.
+        weights: [n] how much an example counts, at least 0.
+    """
+    label, probability, weight = _known(labels, probabilities, weights)
+    if probability.ndim != 2:
+        raise InputError(f"probabilities have shape {list(probability.shape)}; expected [n, classes]")
+    if _gap(label, probability, weight):
+        return None
+    each = [_auc((label == one).astype(np.float64), scores, weight) for one, scores in enumerate(probability.T)]
+    known = [value for value in each if value is not None]
+    return sum(known) / len(known) if len(known) > 1 else None
+
+
+def more_metrics(
+    task: Task,
+    labels: Numbers,
+    predictions: Numbers,
+    weights: Numbers | None = None,
+    *,
+    threshold: float = 0.5,
+    groups: NDArray[np.generic] | None = None,
+) -> dict[str, float | None]:
+    """Return the metrics of a task that `evaluate_task` leaves out, since training does not go by them."""
+    if task.kind == "multiclass":
+        return {"auc_one_vs_rest": auc_one_vs_rest(labels, predictions, weights)}
+    if task.kind == "regression":
+        return {}
+    metrics = {"pr_auc": pr_auc(labels, predictions, weights), "f1": f1(labels, predictions, threshold, weights)}
+    return metrics if groups is None else {**metrics, "group_auc": group_auc(labels, predictions, groups)}
+
+
 def calibration(
     labels: Numbers, probabilities: Numbers, bins: int = 10, *, weights: Numbers | None = None, spread: str = "quantile"
 ) -> list[Bin]:
@@ -126,20 +229,31 @@ def evaluate(
         labels: by task name, [n], nan where missing.
         predictions: by task name: probabilities [n] of a binary task, numbers [n] of a regression,
             probabilities [n, C] of several classes.
-        weights: [n], for all tasks.
+        weights: [n], for all tasks, or [K, n], in their order.
 
     Returns:
         {"tasks": {name: {"auc": ..., "log_loss": ..., "positives": ..., "labelled": ...}}, "mean_auc": ...}.
-        A task with a metric that is not defined has the reason under "note". The mean is over the binary
+        A task with a metric that is not defined has the reason under "note". The "loss" of a regression is its squared
+        error in deviations of the training labels, as it is trained. The mean is over the binary
         tasks that have an AUC, None if there is none; "mean_auc_of" names them if some are left out.
     """
     tasks = tuple(tasks)
-    by_task = {task.name: evaluate_task(task, labels[task.name], predictions[task.name], weights) for task in tasks}
+    every = weights_by_task(tasks, weights)
+    by_task = {
+        task.name: evaluate_task(task, labels[task.name], predictions[task.name], every[task.name]) for task in tasks
+    }
     aucs = {name: value for name, metrics in by_task.items() if isinstance(value := metrics.get("auc"), float)}
     whole: dict[str, Any] = {"tasks": by_task, "mean_auc": sum(aucs.values()) / len(aucs) if aucs else None}
     if 0 < len(aucs) < sum(task.kind == "binary" for task in tasks):
         whole["mean_auc_of"] = list(aucs)
     return whole
+
+
+def weights_by_task(tasks: Sequence[Task], weights: Numbers | None) -> dict[str, Numbers | None]:
+    """Return the weights of each task from those of all, [n] or None, or from one row for each task, [K, n]."""
+    rows = None if weights is None else _array(weights)
+    own = [weights] * len(tasks) if rows is None or rows.ndim == 1 else list(rows)
+    return {task.name: weight for task, weight in zip(tasks, own, strict=True)}
 
 
 def evaluate_task(
@@ -158,6 +272,8 @@ def evaluate_task(
         metrics["positives"] = int((label == 1).sum())
     elif task.kind == "regression":
         metrics = {"rmse": rmse(label, score, weight), "mae": mae(label, score, weight)}
+        if task.is_standardised and isinstance(apart := metrics["rmse"], float):
+            metrics["loss"] = (apart / task.sd) ** 2
     else:
         metrics = {"accuracy": accuracy(label, score, weight), "log_loss": _log_loss(label, score, weight)}
     metrics["labelled"] = len(label)

@@ -43,11 +43,13 @@ def minibatch_losses(
         batch, labels = batch.to(device), _moved(labels, device)
         mask = None if mask is None else _moved(mask, device)
         weights = None if weights is None else weights.to(device)
+    by_task = weights if weights is None or weights.dim() == 1 else _by_task(weights, model.tasks)
     with nullcontext() if precision == "float32" else torch.autocast(device.type, dtype=torch.bfloat16):
         logits = model(batch)
+    penalties = model.example_penalties(logits)
     if binary is not None:
-        return binary_losses(logits, labels, weights), mask
-    losses, mask = per_example_losses(logits, labels, model.tasks, weights=weights)
+        return binary_losses(logits, labels, by_task, penalties), mask
+    losses, mask = per_example_losses(logits, labels, model.tasks, weights=by_task, penalties=penalties)
     return losses, None if bool(torch.stack(tuple(mask.values())).all()) else mask
 
 
@@ -76,22 +78,34 @@ def binary_labels(
 
 
 def binary_losses(
-    logits: Mapping[str, Tensor], labels: Mapping[str, Tensor], weights: Tensor | None
+    logits: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    weights: Tensor | Mapping[str, Tensor] | None,
+    penalties: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the log loss of each example by task, [B], times the example's weight [B] if there are weights.
+    """Return the log loss of each example by task, [B], plus its penalty, times its weight [B] if there are weights.
+
+    Weights are those of all tasks, or by task; penalties are [B] by task, of those that have them.
 
     Logits are [B], or [B, k] from an ensemble of k members, whose losses are averaged.
     """
-    losses = {}
+    losses, penalties = {}, penalties or {}
     for name, label in labels.items():
         logit = logits[name].float()
-        if logit.dim() == 1:
-            losses[name] = binary_cross_entropy_with_logits(logit, label, weight=weights, reduction="none")
-        else:
-            several = label.unsqueeze(1).expand_as(logit)  # [B] -> [B, k]
-            loss = binary_cross_entropy_with_logits(logit, several, reduction="none").mean(1)
-            losses[name] = loss if weights is None else loss * weights
+        weight = weights if weights is None or isinstance(weights, Tensor) else weights[name]
+        if logit.dim() == 1 and name not in penalties:
+            losses[name] = binary_cross_entropy_with_logits(logit, label, weight=weight, reduction="none")
+            continue
+        several = label if logit.dim() == 1 else label.unsqueeze(1).expand_as(logit)  # [B] -> [B, k]
+        loss = binary_cross_entropy_with_logits(logit, several, reduction="none")
+        loss = loss if loss.dim() == 1 else loss.mean(1)
+        loss = loss + penalties[name].float() if name in penalties else loss
+        losses[name] = loss if weight is None else loss * weight
     return losses
+
+
+def _by_task(weights: Tensor, tasks: tuple[Task, ...]) -> dict[str, Tensor]:
+    return {task.name: weight for task, weight in zip(tasks, weights.unbind(0), strict=True)}  # [K, B] -> [B] each
 
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

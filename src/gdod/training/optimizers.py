@@ -81,9 +81,20 @@ class Optimizers:
     def state(self) -> list[dict[str, Any]]:
         return [optimizer.state_dict() for optimizer in self.all]
 
+    def names(self, model: nn.Module) -> list[list[str]]:
+        """Return the names of the parameters of each optimizer, in the order in which its state numbers them."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return [[names[id(one)] for group in each.param_groups for one in group["params"]] for each in self.all]
+
     def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Go on where `state` was taken; raise a ValueError unless each moment is of its parameter's size."""
         for optimizer, state in zip(self.all, states, strict=True):
             optimizer.load_state_dict(state)
+            for parameter, moments in optimizer.state.items():
+                for name, value in moments.items():
+                    if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                        sizes = f"{tuple(value.shape)}, and its parameter {tuple(parameter.shape)}"
+                        raise ValueError(f"{name} of the optimizer is of size {sizes}")
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, total: int) -> float:

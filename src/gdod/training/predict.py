@@ -1,29 +1,33 @@
 """Predictions and metrics of a run for a table of any length, which is read chunk by chunk."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from gdod._checks import listed, nearest
+from gdod._checks import check_number, listed, nearest
 from gdod._files import check_writable, make_folder, whole
 from gdod.data.parts.part import MemoryPart, Minibatch
 from gdod.data.preparing.encoder import Encoded
 from gdod.data.preparing.stored import examples
 from gdod.data.tables.files import PARQUET, TEXT, find_files, kind
 from gdod.data.tables.frames import arrow, chosen, polars
+from gdod.data.tables.raw_table import FrameTable
 from gdod.data.tables.read import Chunk, columns_of, read_chunks
-from gdod.data.tables.values import Origin
+from gdod.data.tables.values import text
 from gdod.errors import InputError
-from gdod.training.evaluation import predict_batches
+from gdod.training.calibration import calibrated, with_all_negatives
+from gdod.training.evaluation import Predictions, predict_batches
+from gdod.training.metrics import more_metrics, weights_by_task
 from gdod.training.run import Run
 
 BATCH = 8192
+_TABLE = "the table"
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,77 @@ class PredictedFile:
 
 def predict_frame(run: Run, frame: pl.DataFrame, *, batch: int = BATCH) -> pl.DataFrame:
     """Return one row of predictions for each row of the table, in its order."""
-    _check_frame(run, frame, "predict")
-    return _predictions(run, Chunk(frame, Origin()), batch)
+    _check_frame(frame, "predict")
+    return predict_chunks(run, FrameTable(frame, _TABLE).chunks(frame.columns), frame.columns, batch=batch)[0]
 
 
 def evaluate_frame(run: Run, frame: pl.DataFrame, *, batch: int = BATCH) -> dict[str, Any]:
     """Return the metrics on a table with labels: {"rows", "tasks", "mean_auc"}."""
-    _check_frame(run, frame, "evaluate")
-    _check_labels(run, frame.columns, "the table")
-    return _metrics(run, iter([Chunk(frame, Origin())]), batch)
+    _check_frame(frame, "evaluate")
+    return evaluate_chunks(run, FrameTable(frame, _TABLE).chunks(frame.columns), frame.columns, batch=batch)[0]
+
+
+def predict_chunks(
+    run: Run, chunks: Iterable[Chunk], columns: Sequence[str], *, batch: int = BATCH
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return one row of predictions for each row of a table, and remarks on columns as `PredictedFile` has them.
+
+    Besides the predictions, memory holds a chunk at a time.
+
+    Args:
+        run: a trained model.
+        chunks: the rows of the table.
+        columns: the names of its columns.
+        batch: rows that go through the model at once.
+    """
+    notes, unseen = check_columns(run, columns, _TABLE), _UnseenColumns(run, columns)
+    parts = [predict_chunk(run, chunk, batch=batch, observer=unseen) for chunk in chunks]
+    empty = pl.DataFrame(schema=dict.fromkeys(prediction_columns(run), pl.Float64))
+    return pl.concat([empty, *parts]), (*notes, *unseen.notes(_TABLE))
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What metrics on a table are to be of."""
+
+    threshold: float = 0.5
+    """The probability from which on F1 takes a prediction for a 1."""
+    group: str | None = None
+    """A column, such as a user's id, within whose values the group AUC compares rows; None: there is none."""
+    all_negatives: bool = False
+    """Whether the table has all negatives, though that of training had not (`negatives_kept`): then predictions are
+    corrected, and otherwise not, since the labels are as those of training."""
+
+    def check(self, columns: Sequence[str], where: str) -> None:
+        """Raise if the threshold is none, or a table with these columns has no such group."""
+        check_number("threshold", self.threshold, at_least=0, at_most=1)
+        if self.group is not None and self.group not in columns:
+            raise InputError(
+                f"{where} has no column {self.group!r} for the group AUC{nearest(self.group, columns)}; it has "
+                f"{listed(columns)}"
+            )
+
+
+_USUAL = EvaluationOptions()
+
+
+def evaluate_chunks(
+    run: Run,
+    chunks: Iterable[Chunk],
+    columns: Sequence[str],
+    *,
+    batch: int = BATCH,
+    options: EvaluationOptions = _USUAL,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the metrics on a table with labels, {"rows", "tasks", "mean_auc"}, and remarks on columns.
+
+    Arguments as for `predict_chunks`.
+    """
+    notes, unseen = check_columns(run, columns, _TABLE), _UnseenColumns(run, columns)
+    _check_labels(run, columns, _TABLE)
+    options.check(columns, _TABLE)
+    metrics = _metrics(run, iter(chunks), batch, unseen=unseen, options=options)
+    return metrics, (*notes, *unseen.notes(_TABLE))
 
 
 def predict_file(
@@ -78,7 +144,7 @@ def predict_file(
     rows, unseen = 0, _UnseenColumns(run, columns)
     with whole(out) as part, closing(_writer(part, out, empty)) as writer:
         for chunk in read_chunks(files, run.encoder.table_schema.file, columns):
-            predictions = _predictions(run, chunk, batch, unseen)
+            predictions = predict_chunk(run, chunk, batch=batch, observer=unseen)
             kept = [chosen(chunk.frame, keep), predictions]
             writer.write(pl.concat(kept, how="horizontal") if keep else predictions)
             rows += len(predictions)
@@ -87,7 +153,12 @@ def predict_file(
 
 
 def evaluate_file(
-    run: Run, table: str | Path, *, batch: int = BATCH, told: Callable[[int], object] = lambda rows: None
+    run: Run,
+    table: str | Path,
+    *,
+    batch: int = BATCH,
+    told: Callable[[int], object] = lambda rows: None,
+    options: EvaluationOptions = _USUAL,
 ) -> dict[str, Any]:
     """Return the metrics on a table with labels: {"rows", "tasks", "mean_auc", "notes"}.
 
@@ -95,17 +166,25 @@ def evaluate_file(
         table: a CSV or Parquet file, a folder of them or a pattern.
         batch: rows that go through the model at once.
         told: called with the number of rows done so far.
+        options: what the metrics are to be of.
     """
     files, schema = find_files(table), run.encoder.table_schema
     columns, notes = _columns(run, files, ())
     there = columns_of(files, schema.file)
     _check_labels(run, there, str(table))
-    weight = schema.weight if run.config.weighted_metrics else None
-    needed = {*schema.labels, *(label.when for label in schema.labels.values()), weight}
+    options.check(there, str(table))
+    weights = (schema.weight, *schema.label_weights.values()) if run.config.weighted_metrics else ()
+    needed = {*schema.labels, *(label.when for label in schema.labels.values()), *weights, options.group}
     columns += [name for name in there if name in needed and name not in columns]
     unseen = _UnseenColumns(run, columns)
-    metrics = _metrics(run, read_chunks(files, schema.file, columns), batch, told, unseen)
+    metrics = _metrics(run, read_chunks(files, schema.file, columns), batch, told, unseen, options)
     return {**metrics, "notes": [*notes, *unseen.notes(_place(files))]}
+
+
+def as_predicted(run: Run, predictions: Predictions) -> Predictions:
+    """Return the predictions of a run's model as the run gives them: calibrated, with all negatives made up for."""
+    kept = run.config.negatives_kept or {}
+    return calibrated(calibrated(predictions, run.calibrators), with_all_negatives(kept))
 
 
 def prediction_columns(run: Run) -> tuple[str, ...]:
@@ -117,10 +196,9 @@ def prediction_columns(run: Run) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_frame(run: Run, frame: object, caller: str) -> None:
+def _check_frame(frame: object, caller: str) -> None:
     if not isinstance(frame, pl.DataFrame):
         raise InputError(f"{caller} got a {type(frame).__name__}; expected a polars DataFrame")
-    _check_columns(run, frame.columns, "the table")
 
 
 def _check_out(out: Path, files: Sequence[Path]) -> None:
@@ -134,7 +212,7 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
     """Return the columns to read, and notes on features that have none."""
     there = columns_of(files, run.encoder.table_schema.file)
     where = _place(files)
-    notes = _check_columns(run, there, where)
+    notes = check_columns(run, there, where)
     if absent := [name for name in keep if name not in there]:
         raise InputError(
             f"--keep {absent[0]!r}: {where} has no such column{nearest(absent[0], there)}; it has {listed(there)}"
@@ -147,7 +225,7 @@ def _columns(run: Run, files: Sequence[Path], keep: Sequence[str]) -> tuple[list
     return [*features, *(name for name in keep if name not in features)], notes
 
 
-def _check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...]:
+def check_columns(run: Run, there: Sequence[str], where: str) -> tuple[str, ...]:
     """Return notes on features that have no column; raise an InputError if none has one."""
     features = run.encoder.inputs
     absent = [name for name in features if name not in there]
@@ -171,6 +249,13 @@ def _place(files: Sequence[Path]) -> str:
     return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
+class Observer(Protocol):
+    """Somebody who looks at rows as they are encoded for predictions."""
+
+    def look_at(self, chunk: Chunk, encoded: Encoded) -> None:
+        """Take note of some rows."""
+
+
 class _UnseenColumns:
     """The columns of a table that hold no value training has seen, found chunk by chunk."""
 
@@ -181,8 +266,8 @@ class _UnseenColumns:
     def look_at(self, chunk: Chunk, encoded: Encoded) -> None:
         for name, first in list(self.first.items()):
             # Of a known value that is rare, the id is 0.
-            known = len(encoded.frame) - encoded.missing[name] - encoded.unknown[name]
-            if known > 0 or (encoded.frame[name].to_numpy() > 0).any():
+            known = encoded.rows - encoded.missing[name] - encoded.unknown[name]
+            if known > 0 or (encoded.columns[name] > 0).any():
                 del self.first[name]
             elif first is None and encoded.unknown[name]:
                 self.first[name] = str(chunk.frame[name].drop_nulls().first())
@@ -197,19 +282,26 @@ class _UnseenColumns:
         )
 
 
-def _minibatches(
-    run: Run, chunk: Chunk, batch: int, unseen: _UnseenColumns | None, *, labels: bool
-) -> Iterator[Minibatch]:
+def _minibatches(run: Run, chunk: Chunk, batch: int, observer: Observer | None, *, labels: bool) -> Iterator[Minibatch]:
     encoder = run.encoder
     encoded = encoder.encode_frame(chunk.frame, chunk.origin, labels=labels)
-    if unseen is not None:
-        unseen.look_at(chunk, encoded)
-    return MemoryPart(examples(encoded.frame, encoder), tuple(encoder.table_schema.labels)).batches(batch)
+    if observer is not None:
+        observer.look_at(chunk, encoded)
+    return MemoryPart(examples(encoded.columns, encoder), tuple(encoder.table_schema.labels)).batches(batch)
 
 
-def _predictions(run: Run, chunk: Chunk, batch: int, unseen: _UnseenColumns | None = None) -> pl.DataFrame:
-    predicted = predict_batches(run.model, _minibatches(run, chunk, batch, unseen, labels=False), run.device)
+def predict_chunk(run: Run, chunk: Chunk, *, batch: int = BATCH, observer: Observer | None = None) -> pl.DataFrame:
+    """Return one row of predictions for each row of a chunk; what `check_columns` refuses must not come here.
+
+    Args:
+        run: a trained model.
+        chunk: rows of a table.
+        batch: rows that go through the model at once.
+        observer: is shown the rows.
+    """
+    predicted = predict_batches(run.model, _minibatches(run, chunk, batch, observer, labels=False), run.device)
     assert predicted is not None  # nothing stops it
+    predicted = as_predicted(run, predicted)
     names = iter(prediction_columns(run))
     return pl.DataFrame(
         [
@@ -226,13 +318,17 @@ def _metrics(
     batch: int,
     told: Callable[[int], object] = lambda rows: None,
     unseen: _UnseenColumns | None = None,
+    options: EvaluationOptions = _USUAL,
 ) -> dict[str, Any]:
-    rows = 0
+    rows, groups = 0, []
 
     def minibatches() -> Iterator[Minibatch]:
         nonlocal rows
         for chunk in chunks:
             yield from _minibatches(run, chunk, batch, unseen, labels=True)
+            if options.group is not None:  # 64 bits tell them apart, in less room than their text
+                values = text(chunk.frame[options.group], run.encoder.table_schema.file.missing)
+                groups.append(values.hash(0).to_numpy())
             rows += len(chunk.frame)
             told(rows)
 
@@ -240,7 +336,19 @@ def _metrics(
     if not rows:
         raise InputError("the table has no rows, so there is nothing to evaluate")
     assert predicted is not None  # nothing stops it
-    return {"rows": rows, **predicted.metrics(weighted=run.config.weighted_metrics)}
+    predicted = as_predicted(run, predicted) if options.all_negatives else calibrated(predicted, run.calibrators)
+    metrics = {"rows": rows, **predicted.metrics(weighted=run.config.weighted_metrics), "threshold": options.threshold}
+    weights = weights_by_task(run.tasks, predicted.weights if run.config.weighted_metrics else None)
+    for task in run.tasks:
+        metrics["tasks"][task.name] |= more_metrics(
+            task,
+            predicted.labels[task.name],
+            predicted.predictions[task.name],
+            weights[task.name],
+            threshold=options.threshold,
+            groups=np.concatenate(groups) if groups else None,
+        )
+    return metrics
 
 
 def _empty(run: Run, files: Sequence[Path], keep: Sequence[str]) -> pl.DataFrame:

@@ -121,7 +121,10 @@ class Shown(Display):
         if self.bars is None and self.console is not None:
             loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
             self.console.print(
-                f"step {step}/{self.steps}{loss}  {self.last}{'  best' if best else ''}", highlight=False, markup=False
+                f"step {step}/{self.steps}{loss}  {self.last}{'  best' if best else ''}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
         self._update(step)
 

@@ -32,15 +32,23 @@ _WARMUP = 0.05  # of all steps
 
 # By the number of training rows: the value in the first line whose limit they stay below.
 _BATCH = ((5_000, 64), (50_000, 256), (500_000, 512), (inf, 1024))
-_PASSES = ((5_000, 20), (500_000, 6), (inf, 3))
+_PASSES = ((5_000, 10), (500_000, 6), (inf, 3))
 _PASSES_WITH_STATISTICS = ((5_000, 10), (inf, 2))  # many-valued columns are learned by heart before long
 _PATIENCE = ((5_000, 10), (500_000, 3), (inf, 2))  # evaluations, of which there is one a pass
 _CROSS = ((10_000, 0), (inf, 2))  # cross layers, which learn few rows by heart
 _HIDDEN = (256, 128)
-_TOWER: tuple[int, ...] = ()  # right from the last hidden layer to the output
 
-# Models that are hidden layers with a tower for each task; the others keep the sizes that they have.
-_SIZED = ("shared-bottom", "single-task")
+# By model: hidden layers that end right at the output, which tasks share or, in a chain, each has, or which are those
+# of experts. The others keep the sizes that they have.
+_SHARED_LAYERS: Settings = {"bottom": _HIDDEN, "tower": ()}
+_OWN_LAYERS: Settings = {"tower": _HIDDEN}
+_SIZES = {
+    "shared-bottom": _SHARED_LAYERS,
+    "single-task": _SHARED_LAYERS,
+    "esmm": _OWN_LAYERS,
+    "aitm": _OWN_LAYERS,
+    "stem": {"expert": _HIDDEN, "tower": (), "task_experts": 1, "shared_experts": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -126,8 +134,8 @@ def as_stored(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
 def _settings_by_size(config: TrainConfig, given: Settings, table: TableSize) -> Settings:
     """Return the settings that are left to choose when the data is known, most of which go by its size."""
     rows, options = table.rows, Settings(_MODEL, cross=_by_rows(_CROSS, table.rows))
-    if config.model.name in _SIZED:
-        options |= {"bottom": list(_HIDDEN), "tower": list(_TOWER)}
+    sizes = _SIZES.get(config.model.name, {})
+    options |= {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
     passes = _PASSES_WITH_STATISTICS if table.statistics else _PASSES
     settings = {
         "model": {"options": options},
@@ -192,6 +200,8 @@ def _sentences(config: TrainConfig, chosen: Settings, features_given: set[str], 
         )
     if "bottom" in options:
         said.append(f"hidden layers of {_and(options['bottom'])}")
+    if "expert" in options:
+        said.append(f"experts of {_and(options['expert'])}, one that all tasks share and one for each task")
     if "tower" in options:
         layers = f"layers of {_and(options['tower'])}" if options["tower"] else "no layer"
         reason = "" if options["tower"] else ": fewer weights to learn"
@@ -213,7 +223,11 @@ def _made_of_columns(features: FeatureOptions | None, given: set[str]) -> list[s
     """Return what is made of the columns by options that were not given, in words."""
     if features is None:
         return []
-    counted = {"statistics": "columns", "pairs": f"at most {_count(features.pairs, 'pair')}"}
+    counted = {
+        "statistics": "columns",
+        "repeated_numbers": "numbers that repeat",
+        "pairs": f"at most {_count(features.pairs, 'pair')}",
+    }
     of = [text for name, text in counted.items() if getattr(features, name) and name not in given]
     made = [f"target statistics of {' and of '.join(of)}"] if of and features.statistics else []
     if features.bins and "bins" not in given:

@@ -45,7 +45,7 @@ def _cut(minibatch: Minibatch, first: Fraction, last: Fraction) -> Minibatch:
     return minibatch._replace(
         batch=batch.take(mine),
         labels={name: label[mine] for name, label in labels.items()},
-        weights=None if weights is None else weights[mine],
+        weights=None if weights is None else weights[..., mine],
     )
 
 
@@ -59,6 +59,6 @@ def _join(minibatches: Sequence[Minibatch]) -> Minibatch:
             tuple(torch.cat(fields) for fields in zip(*(batch.sequences for batch in batches), strict=True)),
         ),
         labels={name: torch.cat([one.labels[name] for one in minibatches]) for name in minibatches[0].labels},
-        weights=torch.cat(weights) if weights else None,
+        weights=torch.cat(weights, -1) if weights else None,
         seen=minibatches[0].seen if len({one.seen for one in minibatches}) == 1 else None,
     )

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +19,7 @@ from gdod._files import digest, read_json
 from gdod.errors import InputError
 from gdod.models import Model, Task, build
 from gdod.training import checkpoint, lock
-from gdod.training.config import TrainConfig, check_stored
+from gdod.training.config import TrainConfig, check_stored, checksum
 from gdod.training.device import find_device
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gdod.data.dataset import Dataset
     from gdod.data.preparing.encoder import Encoder
+    from gdod.training.calibration import Calibrator
 
 _PACKAGES = ("gdod", "torch", "torchjd", "numpy", "polars", "pyarrow", "pydantic")
 
@@ -40,6 +41,7 @@ class Folder:
         self.about = path / "about.json"
         self.encoder = path / "encoder.json"
         self.statistics = path / "statistics.parquet"
+        self.counts = path / "counts.parquet"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.pt"
@@ -115,10 +117,12 @@ def about(
 def data_content(dataset: "Dataset") -> dict[str, Any]:
     """Return what `about.json` says of the data and the tasks."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    fold = {} if dataset.fold is None else {"fold": dataset.fold.model_dump(), "whole": dataset.whole}
     return {
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
+            **fold,
             "rows": {name: len(part) for name, part in parts.items()},
             "notes": list(dataset.notes),
         },
@@ -147,6 +151,8 @@ class Run:
     encoder: "Encoder"
     step: int
     """The training step after which the weights were saved."""
+    calibrators: "Mapping[str, Calibrator]" = field(default_factory=dict)
+    """What fits the probabilities of tasks to the validation part, if the run was to be calibrated."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -198,35 +204,22 @@ def load_run(path: str | Path, *, weights: str = "best", device: str = "cpu") ->
         raise InputError(f"{folder.encoder} is damaged: {type(error).__name__}: {error}") from error
     path = folder.best if weights == "best" else folder.last
     content = checkpoint.load(path)
+    checkpoint.check_settings(content, checksum(config), path)
     state = content.get("average", content.get("model"))  # "last" as it was evaluated, too
     make = partial(build, config.model.name, encoder.model_schema, encoder.tasks, **model_options(config))
     with torch.device("meta"):  # sizes alone, which cost nothing however large they are
         expected = make().state_dict()
-    state = _checked_weights(state, expected, path)
+    state = checkpoint.check_weights(state, expected, path)
     model = make(seed=config.seed)
     model.load_state_dict(state)
     step = content["step"] if "step" in content else content.get("state", {}).get("step")
-    return Run(folder, config, model.to(place).eval(), encoder, step)
+    calibrators = {}
+    if weights == "best" and folder.is_finished:
+        from gdod.training.calibration import read_calibrators
 
-
-def _checked_weights(weights: object, expected: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint; raise unless they are finite and of the names and sizes that are expected."""
-    if not isinstance(weights, dict) or any(not isinstance(one, torch.Tensor) for one in weights.values()):
-        raise InputError(checkpoint.damaged(path, "it holds no weights"))
-    sizes, wanted = ({name: tuple(one.shape) for name, one in held.items()} for held in (weights, expected))
-    for name in (*wanted, *sizes):
-        if sizes.get(name) != wanted.get(name):
-            raise InputError(
-                f"the checkpoint {path} does not fit the configuration beside it: the size of {name} is "
-                f"{sizes.get(name, 'missing')}, and by the configuration {wanted.get(name, 'missing')}; put the "
-                "config.json of this run in its place"
-            )
-    if sum(one.nbytes for one in weights.values()) > path.stat().st_size:
-        raise InputError(checkpoint.damaged(path, "its weights are longer than the file"))
-    for name, one in weights.items():
-        if one.is_floating_point() and not bool(one.isfinite().all()):
-            raise InputError(checkpoint.damaged(path, f"{name} holds nan or infinity, and so would predictions"))
-    return weights
+        binary = [task.name for task in encoder.tasks if task.kind == "binary"]
+        calibrators = read_calibrators(read_json(folder.result, "the result of a run"), binary)
+    return Run(folder, config, model.to(place).eval(), encoder, step, calibrators)
 
 
 def decay_note(config: TrainConfig) -> str | None:
