@@ -25,6 +25,7 @@ from gdod.experiments.plan import ComparisonPlan, make_plan, read_plan, read_spe
 from gdod.experiments.pool import Ended, Job, _note_failure
 from gdod.experiments.watch import ShownRuns, Watch
 from gdod.report import load_studies
+from gdod.report.runs import Repetition
 from gdod.training import TrainConfig, load_run, train
 from gdod.training.checkpoint import load
 
@@ -185,8 +186,8 @@ def test_the_study_has_differences_ranks_and_gains(whole: Outcome) -> None:
     assert found is not None
     assert found.n == 2
     ours, sums = (result(whole.folder / "runs" / f"{MODEL}-{one}-seed0") for one in ("cagrad_c=0.3", "sum"))
-    by_seed = study.compare("auc")[None][place].by_seed
-    assert by_seed[0] == pytest.approx(ours["test"]["mean_auc"] - sums["test"]["mean_auc"], abs=1e-12)
+    each = study.compare("auc")[None][place].each
+    assert each[Repetition(seed=0)] == pytest.approx(ours["test"]["mean_auc"] - sums["test"]["mean_auc"], abs=1e-12)
     assert study.gains()[place] is not None  # in the seed whose single-task model is there
 
 

@@ -20,7 +20,7 @@ from gdod.training.recipes import TableSize, apply_recipe
 
 TABLE = TableSize(1_500, 150, 3, 20)
 TRIALS = 4
-FEATURES = ("statistics", "pairs", "prior", "bins", "statistic_bins", "rare")
+FEATURES = ("statistics", "repeated_numbers", "pairs", "prior", "bins", "statistic_bins", "rare")
 SETTINGS = {name: value for name, value in OPTIONS.items() if name not in ("recipe", "models", "optimizer.lr")}
 # Of what is given none is searched; the smallest model, for one pass.
 SMALL = {**SETTINGS, "model": "shared-bottom:bottom=[8],embedding=2", "epochs": 1}

@@ -119,7 +119,7 @@ def test_a_rival_that_is_killed_begins_again_and_finished_ones_are_kept(
     outcome, begun = whole
     assert begun == [name]
     assert outcome.failed == {}
-    assert all(setting.finished.keys() == {0, 1} for setting in outcome.study.settings)
+    assert all({seed for seed, _ in setting.finished} == {0, 1} for setting in outcome.study.settings)
 
 
 def test_rivals_learn_every_kind_of_task(whole: tuple[Outcome, list[str]]) -> None:

@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.report.made_front import make_front
 from tests.report.made_runs import make_comparison
 
 from gdod.report import write_report
+from gdod.report.front import front_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -87,6 +89,42 @@ def test_it_works_in_a_browser(folder: Path, tmp_path: Path, width: int) -> None
     assert re.fullmatch(r"gdodAUC 0\.\d+, seconds of training [\d.]+", found["tip"])
     assert found["theme"] == "dark"
     assert found["background"] == "rgb(18, 22, 27)"
+
+
+FRONT_DRIVER = """<!doctype html><body><iframe src="front.html" width="WIDTH" height="900"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument, window_ = frame.contentWindow, found = {};
+  found.wide = page.documentElement.scrollWidth > page.documentElement.clientWidth;
+  page.querySelector('.legend button[data-series="1"]').click();
+  found.chosen = [...page.querySelectorAll(".series.chosen")].map((mark) => mark.dataset.name);
+  const chart = page.querySelector("svg.chart");
+  const box = chart.querySelector(".series.chosen .marker").getBoundingClientRect();
+  const middle = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 };
+  chart.dispatchEvent(new window_.PointerEvent("pointermove", middle));
+  found.tip = page.getElementById("tip").textContent;
+  const out = document.createElement("pre");
+  out.id = "found";
+  out.textContent = JSON.stringify(found);
+  document.body.append(out);
+});
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_a_front_works_in_a_browser(tmp_path: Path, width: int) -> None:
+    scores = {"1:4": [(0.7, 0.8)], "1:1": [(0.75, 0.75)], "4:1": [(0.8, 0.7)], "gdod": [(0.78, 0.76)]}
+    made = make_front(tmp_path / "f", scores, places={"gdod": "above"}, warnings=["few seeds"])
+    (tmp_path / "front.html").write_text(front_page(made), encoding="utf-8")
+    (tmp_path / "driver.html").write_text(FRONT_DRIVER.replace("WIDTH", str(width)), encoding="utf-8")
+    document, log = browse(tmp_path / "driver.html", tmp_path / "profile")
+    assert "CONSOLE" not in log
+    text = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
+    assert text is not None, f"the page's script did not finish: {log}"
+    found = json.loads(text[1])
+    assert not found["wide"], "the page scrolls sideways"
+    assert found["chosen"] == ["gdod"]
+    assert found["tip"] == "gdodAUC of buy 0.76, AUC of click 0.78"
 
 
 def test_console_errors_would_be_seen(folder: Path, tmp_path: Path) -> None:

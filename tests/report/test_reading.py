@@ -21,7 +21,7 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
     assert study.baseline == "sum"
     assert study.part == "test"
     assert [setting.method for setting in study.settings][:3] == ["sum", "uncertainty", "gradnorm"]
-    assert all(set(setting.finished) == {0, 1} for setting in study.settings)
+    assert all({run.seed for run in setting.finished} == {0, 1} for setting in study.settings)
 
 
 def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_variants_of_a_model_have_baselines_of_their_own(tmp_path: Path) -> None
     for number in (1, 3):
         base = study.baseline_of(study.settings[number])
         assert base is study.settings[number - 1]
-        assert set(study.settings[number].finished) == {0, 1}
+        assert {run.seed for run in study.settings[number].finished} == {0, 1}
     assert all(ratio is not None for _, ratio in study.step_times())
     assert "mmoe (experts=8)" in gdod_report(tmp_path)
 

@@ -9,10 +9,12 @@ import pytest
 from scipy import stats
 from tests.report.made_runs import make_comparison, make_run, write_json
 
+from gdod.experiments.summary import figures
 from gdod.report import load_studies, markdown_tables, result_tables, run_table, to_csv
 from gdod.report.numbers import duration, number, p_value, short, signed
 from gdod.report.page import page
-from gdod.report.result_tables import overview
+from gdod.report.result_tables import overview, trade_sentences
+from gdod.report.runs import Repetition
 
 SEEDS = (0, 1, 2)
 
@@ -101,8 +103,8 @@ def test_a_task_without_auc_is_left_out_of_the_mean_for_all(tmp_path: Path) -> N
     tasks = json.loads((tmp_path / "gdod" / "result.json").read_text())["test"]["tasks"]
     mean = (tasks["click"]["auc"] + tasks["cart"]["auc"]) / 2
     setting = study.settings[1]
-    assert study.values(setting, "auc")[0] == pytest.approx(mean)
-    assert study.values(setting, "auc", "buy") == {0: None}
+    assert study.values(setting, "auc")[Repetition(0)] == pytest.approx(mean)
+    assert study.values(setting, "auc", "buy") == {Repetition(0): None}
 
 
 def test_other_kinds_of_tasks(tmp_path: Path) -> None:
@@ -171,3 +173,46 @@ def test_numbers_as_text() -> None:
     assert [short(value) for value in (0, 0.25, 5000, 20_000, 1_500_000)] == ["0", "0.25", "5000", "20k", "1.5M"]
     assert [p_value(p) for p in (0.0004, 0.25, None)] == ["< 0.001", "0.250", "–"]
     assert [duration(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1 min 15 s", "1 h 02 min"]
+
+
+def make_trade(folder: Path, gains: dict[str, float], seeds: int = 4) -> Path:
+    """A comparison of sum and gdod in which each task differs by so much, with a little noise."""
+    make_comparison(folder, methods=("sum", "gdod"), seeds=range(seeds), tasks=tuple(gains), evaluations=2)
+    for seed in range(seeds):
+        for method in ("sum", "gdod"):
+            path = folder / f"runs/shared-bottom-{method}-seed{seed}/result.json"
+            result = json.loads(path.read_text())
+            for task, gain in gains.items():
+                noise = 0.0003 * ((seed * 7 + len(task)) % 5 - 2)
+                result["test"]["tasks"][task]["auc"] = 0.7 + (gain + noise if method == "gdod" else 0.0)
+            path.write_text(json.dumps(result))
+    return folder
+
+
+def test_a_gain_with_a_loss_is_called_a_trade(tmp_path: Path) -> None:
+    (study,) = load_studies([make_trade(tmp_path / "trade", {"click": -0.004, "cart": 0.0, "purchase": 0.004})])
+    base, trade = study.trades()
+    assert base is None
+    assert trade is not None
+    assert [*trade.gains] == ["purchase"]
+    assert [*trade.losses] == ["click"]
+    sentence, hint = trade_sentences(study)
+    assert sentence.startswith("gdod is a trade: better on ")
+    assert "worse on click (−0.004" in sentence
+    assert "gdod front" in hint
+    assert sentence in overview(study).caption
+    assert "<h3>Trades</h3>" in page([study])
+    assert figures(study)[1]["trade"] == {"gains": ["purchase"], "losses": ["click"]}
+
+
+@pytest.mark.parametrize("gains", [{"click": 0.004, "buy": 0.004}, {"click": -0.004, "buy": -0.004}])
+def test_a_gain_or_a_loss_alone_is_no_trade(tmp_path: Path, gains: dict[str, float]) -> None:
+    (study,) = load_studies([make_trade(tmp_path / "one", gains)])
+    assert study.trades() == [None, None]
+    assert not trade_sentences(study)
+    assert "<h3>Trades</h3>" not in page([study])
+
+
+def test_what_may_be_chance_is_no_trade(tmp_path: Path) -> None:
+    (study,) = load_studies([make_trade(tmp_path / "one", {"click": -0.004, "buy": 0.004}, seeds=1)])
+    assert study.trades() == [None, None]

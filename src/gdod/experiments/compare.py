@@ -14,8 +14,9 @@ import torch
 
 from gdod._files import check_writable, make_folder, read_json, write_json
 from gdod.errors import InputError
-from gdod.experiments.plan import ComparisonPlan, on_same_data
+from gdod.experiments.plan import ComparisonPlan, PlannedRun, on_same_data
 from gdod.experiments.pool import Ended, Job, cores, run_jobs, run_together
+from gdod.experiments.predictions import has_predictions
 from gdod.experiments.rivals.inputs import prepare_input
 from gdod.experiments.run_config import RunConfig, folder_config, with_threads
 from gdod.experiments.watch import Watch
@@ -79,49 +80,120 @@ def compare(
     """
     folder, watch = Path(out), watch or Watch()
     check_place(folder, "comparison.json", "runs")
+    _check_folds(plan, folder)
     plan = _as_begun(plan, folder)
-    places = {run.name: Folder((folder / "runs" / run.name).absolute()) for run in plan.runs}
-    configs = {run.name: continued(run.config, places[run.name]) for run in plan.runs}
+    runs = runs_in(folder, plan.runs)
     make_folder(folder / "runs")
     with locked(folder, watch.say) as handles, watch:
         dataset = prepare_data(plan.config)
         check_tasks(plan.config, dataset)
-        if plan.rivals:
-            prepare_input(plan.config.data)
         _describe(plan, dataset, folder)
-        processes, threads = share_cores(processes, len(places), plan.config.threads, nproc)
-        if worker is not None:  # who started the ranks has shared out the cores
-            threads = plan.config.threads or torch.get_num_threads()
-        todo = [
-            Job(name, place.path, with_threads(configs[name], threads), test=test)
-            for name, place in places.items()
-            if not place.is_finished
-        ]
-        for said in dict.fromkeys(decay_note(job.config) for job in todo if isinstance(job.config, TrainConfig)):
-            if said is not None:
-                watch.say(said)
-        watch.begin(len(places), len(places) - len(todo))
-        failed: dict[str, str] = {}
-
-        def note(ended: Ended) -> None:
-            if ended.message is not None:
-                failed[ended.job.name] = ended.message
-
-        if worker is not None:
-            run_together(iter(todo), worker, watch=watch, on_end=note, command=command)
-        else:
-            run_jobs(
-                iter(todo),
-                processes,
-                threads=threads,
-                nproc=nproc,
-                device=plan.config.device,
-                watch=watch,
-                on_end=note,
-                command=command,
-                keep_open=handles,
-            )
+        for config in by_fold(plan):
+            if config.data.fold is not None:
+                watch.say(f"data: {config.data.fold}")
+            prepare_data(config)
+            if plan.rivals:
+                prepare_input(config.data)
+        failed = make_runs(
+            folder,
+            runs,
+            processes=processes,
+            nproc=nproc,
+            worker=worker,
+            watch=watch,
+            command=command,
+            keep_open=handles,
+            test=test,
+        )
     return _written(folder, failed)
+
+
+def by_fold(plan: ComparisonPlan) -> list[RunConfig]:
+    """Return the configuration of one run on each fold; without folds, that of one run."""
+    return list({run.config.data.fold: run.config for run in reversed(plan.runs)}.values())[::-1]
+
+
+def runs_in(folder: Path, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs as they go on in a folder, after making sure that those that are there have their settings."""
+    return [replace(run, config=continued(run.config, _place(folder, run))) for run in runs]
+
+
+def make_runs(
+    folder: Path,
+    runs: Sequence[PlannedRun],
+    *,
+    processes: int | None = None,
+    nproc: int = 1,
+    worker: "Worker | None" = None,
+    watch: Watch,
+    command: Sequence[str] | None = None,
+    keep_open: Sequence[int] = (),
+    test: bool = True,
+    predictions: bool = False,
+) -> dict[str, str]:
+    """Make the runs that are not finished yet, and return why some failed, by their names.
+
+    Args:
+        folder: the folder that holds the folder `runs`; this process has its lock, and the data is in the cache.
+        runs: what to run, as `runs_in` gives it.
+        processes: how many runs at a time; None: as many as there are cores, or GPUs.
+        nproc: how many processes train a run together.
+        worker: rank 0 of processes that were started already, which then make the runs one after the other.
+        watch: is told how far the runs are.
+        command: what the runs say that they were started with.
+        keep_open: the file descriptors of the lock.
+        test: whether the test part is looked at.
+        predictions: whether each run keeps its predictions for the rows of the validation and the test part, too.
+    """
+    given, device = runs[0].config.threads, runs[0].config.device
+    processes, threads = share_cores(processes, len(runs), given, nproc)
+    if worker is not None:  # who started the ranks has shared out the cores
+        threads = given or torch.get_num_threads()
+    todo = [
+        Job(run.name, place.path, with_threads(run.config, threads), test=test, predictions=predictions)
+        for run in runs
+        if not (place := _place(folder, run)).is_finished or (predictions and not has_predictions(place))
+    ]
+    for said in dict.fromkeys(decay_note(job.config) for job in todo if isinstance(job.config, TrainConfig)):
+        if said is not None:
+            watch.say(said)
+    watch.begin(len(runs), len(runs) - len(todo))
+    failed: dict[str, str] = {}
+
+    def note(ended: Ended) -> None:
+        if ended.message is not None:
+            failed[ended.job.name] = ended.message
+
+    if worker is not None:
+        run_together(iter(todo), worker, watch=watch, on_end=note, command=command)
+        return failed
+    run_jobs(
+        iter(todo),
+        processes,
+        threads=threads,
+        nproc=nproc,
+        device=device,
+        watch=watch,
+        on_end=note,
+        command=command,
+        keep_open=keep_open,
+    )
+    return failed
+
+
+def _place(folder: Path, run: PlannedRun) -> Folder:
+    return Folder((folder / "runs" / run.name).absolute())
+
+
+def _check_folds(plan: ComparisonPlan, folder: Path) -> None:
+    """Raise if the comparison in the folder was begun with another number of folds."""
+    path = folder / "comparison.json"
+    if not path.exists():
+        return
+    folds = read_json(path, "what a comparison was asked for").get("folds")
+    if folds != plan.folds:
+        said, now = (f"{count} folds" if count else "no folds" for count in (folds, plan.folds))
+        raise InputError(f"the comparison in {folder} has {said}, and now there are {now}; choose another with --out")
 
 
 def _as_begun(plan: ComparisonPlan, folder: Path) -> ComparisonPlan:
@@ -189,6 +261,8 @@ def prepare_data(config: RunConfig) -> "Dataset":
         folder=data.folder,
         cache=data.cache,
         features=data.features,
+        vectors=data.vectors,
+        fold=data.fold,
         **data.options,
     )
     return open_prepared(place, stream=True)

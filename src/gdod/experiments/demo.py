@@ -112,6 +112,6 @@ def table(study: "Study", metric: str, best: dict[str, float | None]) -> TextTab
         mean = sum(known) / len(known) if len(known) == len(tasks) else None
         rows.append(["best reachable", *(number(best.get(task)) for task in tasks), number(mean), "", ""])
     titles = (*tasks, "mean", f"mean − {study.baseline}", "time")
-    columns = [Column("method", numeric=False, whole=True), *(Column(title, whole=True) for title in titles)]
+    columns = [Column("method", numeric=False), *(Column(title) for title in titles)]
     cells = [[Cell(text) for text in row] for row in rows]
     return TextTable(columns, cells, TITLES[metric], sections=[len(study.settings)])

@@ -1,4 +1,4 @@
-"""Plan a comparison: models × methods × seeds, each with its whole configuration, checked before any work."""
+"""Plan a comparison: models × methods × seeds (× folds), each with its whole configuration, checked before any work."""
 
 import hashlib
 import re
@@ -68,6 +68,8 @@ class ComparisonPlan:
     runs: tuple[PlannedRun, ...]
     tuned: tuple[str, ...] = ()
     rivals: tuple[Spec, ...] = ()
+    folds: int | None = None
+    """Into how many folds the table is cut, each of which is the test part once; None: no cross-validation."""
 
     @property
     def config(self) -> RunConfig:
@@ -81,6 +83,7 @@ class ComparisonPlan:
             "models": [_named(spec, "model") for spec in self.models],
             "methods": [_named(spec, "method") for spec in self.methods],
             "seeds": list(self.seeds),
+            "folds": self.folds,
             "baseline": self.baseline.label,
             "single_task": None if self.single_task is None else _named(self.single_task, "model"),
             "rivals": [_named(spec, "rival") for spec in self.rivals],
@@ -97,27 +100,32 @@ def read_plan(file: Path | None = None, options: Mapping[str, Any] | None = None
     """Return the comparison that a YAML or TOML file describes, with options over it.
 
     Settings are those of `gdod train`, and besides them `models`, `methods` (lists of names or of
-    {name, options}), `rivals` (likewise), `seeds` (a list, or how many), `baseline`, `single_task` and `tuned`.
+    {name, options}), `rivals` (likewise), `seeds` (a list, or how many), `folds` (how many), `baseline`,
+    `single_task` and `tuned`.
     """
     settings: Settings = {} if file is None else inside(read_settings(file), file.parent)
     listed = _texts("tuned", settings.pop("tuned", []))
     tuned = [] if file is None else [contained(one, file.parent, "tuned", "tuned") for one in listed]
     given = nested(options or {})
     tuned = [Path(one) for one in _texts("tuned", given.pop("tuned", []))] or tuned
-    for plural, singular in _SINGULAR.items():
-        if plural in given:
-            settings.pop(singular, None)
-    return make_plan(merged(settings, given), tuned)
+    return make_plan(over_file(settings, given), tuned)
+
+
+def over_file(settings: Settings, given: Settings) -> Settings:
+    """Return the settings of a file with those that were given over them; `methods` goes over `method`, too."""
+    singular = [one for plural, one in _SINGULAR.items() if plural in given]
+    return merged({name: value for name, value in settings.items() if name not in singular}, given)
 
 
 def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> ComparisonPlan:
     """Return the comparison that settings describe; ``tuned``: files or folders that `gdod tune` wrote."""
     rest = {"tensorboard": False, **settings}
-    models = _specs(rest, "models", ("shared-bottom",))
-    rivals = _specs(rest, "rivals", (), few=True)
-    methods = _specs(rest, "methods", PAPER, few=bool(rivals))
-    seeds = read_seeds(rest)
-    single = _flag(rest, "single_task")
+    models = read_specs(rest, "models", ("shared-bottom",))
+    rivals = read_specs(rest, "rivals", (), few=True)
+    methods = read_specs(rest, "methods", PAPER, few=bool(rivals))
+    folds = read_folds(rest)
+    seeds = read_seeds(rest, SEEDS if folds is None else 1)
+    single = read_flag(rest, "single_task")
     alone = next((model for model in models if model.name == SINGLE_TASK), Spec(SINGLE_TASK))
     single = single or alone in models
     models = tuple(model for model in models if model.name != SINGLE_TASK)
@@ -132,23 +140,43 @@ def make_plan(settings: Mapping[str, Any], tuned: Sequence[Path] = ()) -> Compar
         one.check_recipe(rest.get("recipe", "strong"))
     if single:
         pairs.append((alone, Spec("sum")))
-    # All of one seed before the next: a comparison that is stopped early has something of everything.
-    runs = on_same_data([_planned(rest, model, method, seed, read) for seed in seeds for model, method in pairs])
+    # All of one seed and fold before the next: a comparison that is stopped early has something of everything.
+    numbers = (None,) if folds is None else range(1, folds + 1)
+    runs = on_same_data(
+        [
+            _planned(_on_fold(rest, number, folds), model, method, seed, read)
+            for seed in seeds
+            for number in numbers
+            for model, method in pairs
+        ]
+    )
     for run in runs[: len(pairs)]:
         check_run(run.config)
     return ComparisonPlan(
-        models, methods, seeds, baseline, alone if single else None, runs, tuple(str(one.path) for one in read), rivals
+        models,
+        methods,
+        seeds,
+        baseline,
+        alone if single else None,
+        runs,
+        tuple(str(one.path) for one in read),
+        rivals,
+        folds,
     )
 
 
 def on_same_data(runs: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
-    """Return the runs, after making sure that all have the same features; rivals, which use none, get those, too."""
+    """Return the runs, after making sure that all have the same features; rivals, which use none, get those, too.
+
+    They may be on different folds of the data.
+    """
     first = runs[0]
     made = []
     for run in runs:
+        same = first.config.data.model_copy(update={"fold": run.config.data.fold})
         if run.model.name == RIVAL:
-            run = replace(run, config=run.config.model_copy(update={"data": first.config.data}))
-        if run.config.data != first.config.data:
+            run = replace(run, config=run.config.model_copy(update={"data": same}))
+        if run.config.data != same:
             raise InputError(
                 f"{run.name} has other data.features than {first.name}, by what was tuned; all runs of a comparison "
                 "are on the same data: give all of them these features, e.g. --set data.features.pairs=0"
@@ -178,8 +206,8 @@ def read_spec(given: object, what: str) -> Spec:
     return Spec(name, options)
 
 
-def _specs(rest: Settings, what: str, default: Iterable[str], *, few: bool = False) -> tuple[Spec, ...]:
-    """Take the models, methods or rivals out of the settings; ``few``: there may be none."""
+def read_specs(rest: Settings, what: str, default: Iterable[str], *, few: bool = False) -> tuple[Spec, ...]:
+    """Take the "models", "methods" or "rivals" out of the settings, and return them; ``few``: there may be none."""
     singular = _SINGULAR[what]
     if what in rest and singular in rest:
         raise InputError(f"both `{what}` and `{singular}` are given; expected one of them")
@@ -209,7 +237,28 @@ def read_seeds(rest: Settings, default: int = SEEDS) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _flag(rest: Settings, name: str) -> bool:
+def read_folds(rest: Settings) -> int | None:
+    """Take the number of folds out of the settings, and return it; None: there are none."""
+    given = rest.pop("folds", None)
+    data = rest.get("data")
+    if given is not None and isinstance(data, Mapping) and data.get("fold") is not None:
+        raise InputError("both `folds` and `data.fold` are given; leave data.fold out, each run has its own")
+    if given is not None and (type(given) is not int or not 2 <= given <= 255):
+        raise InputError(f"folds={given!r}; expected a whole number from 2 to 255, such as 5")
+    return given
+
+
+def _on_fold(settings: Settings, number: int | None, folds: int | None) -> Settings:
+    """Return the settings with a fold of the data; ``number`` None: as they are."""
+    if number is None:
+        return settings
+    data = settings.get("data", {})
+    data = {"source": data} if isinstance(data, str) else data
+    return {**settings, "data": {**data, "fold": {"number": number, "of": folds}}}
+
+
+def read_flag(rest: Settings, name: str) -> bool:
+    """Take a setting that is true or false out of the settings, and return it; false if it is not there."""
     value = rest.pop(name, False)
     if not isinstance(value, bool):
         raise InputError(f"{name}={value!r}; expected true or false")
@@ -240,11 +289,18 @@ def _planned(common: Settings, model: Spec, method: Spec, seed: int, tuned: "Seq
     for one in tuned:
         if one.fits(model, method):
             settings = merged(settings, {name: value for name, value in one.settings.items() if name != "recipe"})
+    config = config_of(settings, model, method, seed)
+    fold = config.data.fold
+    name = f"{model.label}-{method.label}-seed{seed}" + ("" if fold is None else f"-fold{fold.number}")
+    return PlannedRun(name, model, method, seed, config)
+
+
+def config_of(settings: Settings, model: Spec, method: Spec, seed: int) -> RunConfig:
+    """Return the configuration of a run with these settings, of a model, a method and a seed."""
     over: Settings = {"seed": seed}
     for what, spec in (("model", model), ("method", method)):
         over[what] = {"name": spec.name, **({"options": dict(spec.options)} if spec.options else {})}
-    config = run_config(merged(settings, over))
-    return PlannedRun(f"{model.label}-{method.label}-seed{seed}", model, method, seed, config)
+    return run_config(merged(settings, over))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Pictures by matplotlib: figures, colours, saving, and panels of lines with their spread."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gdod._checks import visible
+from gdod._files import whole
+
 # The colours of Okabe and Ito, told apart by colour-blind readers too.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#999999"
 COLOURS = (BLACK, ORANGE, SKY, GREEN, RED, PINK, GREY, BLUE, "#7F3C8D", "#B8860B")
 MARKERS = "os^vDPX<>*"
+_LONGEST = 40  # signs of a name
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,16 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
     save(figure, out)
 
 
+def label(name: str, longest: int = _LONGEST) -> str:
+    """Return a name as matplotlib shows it: dollar signs are no mathematics, and long names are cut."""
+    shown = visible(name if len(name) <= longest else f"{name[: longest - 1]}…")
+    return shown.replace("\n", " ").replace("$", r"\$")
+
+
 def save(figure: Figure, out: Path) -> None:
     """Write the figure to a PNG file, in a folder that is made if need be."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Software": None})  # or the same picture would change with the version
+    with whole(out) as part, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is shown as a box
+        # Without the name of the software the same picture does not change with its version.
+        figure.savefig(part, format=out.suffix[1:] or "png", metadata={"Software": None})

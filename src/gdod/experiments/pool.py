@@ -41,6 +41,8 @@ class Job:
     config: "RunConfig"
     test: bool = True
     """Whether the test part is looked at, at the end."""
+    predictions: bool = False
+    """Whether the run keeps its predictions for the rows of the validation and the test part."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def _order(job: Job, command: Sequence[str] | None) -> Json:
         "folder": str(job.folder),
         "config": job.config.model_dump(mode="json"),
         "test": job.test,
+        "predictions": job.predictions,
         "command": None if command is None else list(command),
     }
 

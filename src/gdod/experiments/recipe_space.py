@@ -28,11 +28,13 @@ def recipe_space(full: TrainConfig, given: Settings) -> Space:
         space["optimizer.id_decay"] = _list(optimizer.id_decay, 0.0, 1e-3, 1e-2, 1e-1)
     if full.epochs is not None:
         space["epochs"] = _list(full.epochs, max(1, round(full.epochs / 2)), 2 * full.epochs)
-    if "bottom" in options:
-        hidden = [[max(1, round(size * by)) for size in options["bottom"]] for by in (1, 0.5, 2)]
-        space["model.options.bottom"] = _list(*map(str, hidden))
+    for layers in ("bottom", "tower", "expert"):
+        if own := options.get(layers):
+            hidden = [[max(1, round(size * by)) for size in own] for by in (1, 0.5, 2)]
+            space[f"model.options.{layers}"] = _list(*map(str, hidden))
     if features is not None:
         space["data.features.statistics"] = _list(features.statistics, True, False)
+        space["data.features.repeated_numbers"] = _list(features.repeated_numbers, True, False)
         space["data.features.pairs"] = _list(features.pairs, 0, 20, 60)
         space["data.features.prior"] = _list(features.prior, 3.0, 10.0, 30.0, 100.0)
         space["data.features.bins"] = _list(features.bins, 0, 8, 32)

@@ -35,7 +35,7 @@ def overview_table(study: Study) -> TextTable:
                 duration(training[place].mean) if study.rivals else _step_time(setting, times[place][1]),
             ]
         )
-    columns = [Column("method", numeric=False), *(Column(title, whole=True) for title in titles)]
+    columns = [Column("method", numeric=False), *(Column(title) for title in titles)]
     return TextTable(columns, [[Cell(text) for text in row] for row in rows], sections=headings)
 
 
@@ -59,16 +59,20 @@ def difference(one: Comparison) -> str:
 
 
 def caption(study: Study) -> str:
-    """Return what stands above the overview: the data, how many seeds, and what the columns are."""
-    seeds = sorted({len(setting.finished) for setting in study.settings})
-    many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    """Return what stands above the overview: the data, how many seeds or folds, and what the columns are."""
+    runs = sorted({len(setting.finished) for setting in study.settings})
+    many = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
+    over, test = f"{many} seeds", "p of the paired test, corrected (Holm)"
+    if study.folds is not None:
+        over = f"{study.folds} folds" + ("" if runs == [study.folds] else f" ({many} runs)")
+        test = "p of the paired test,\ncorrected for training rows that folds share (Nadeau and Bengio), and by Holm"
     better = "higher" if HIGHER[study.headline[0]] else "lower"
     if len(study.headlines) > 1:
         better += f" (of {', '.join(study.headline[1])}; the report has the other kinds of tasks, too)"
     rivals = "\ntime: of training; of a rival, that has one model a task, of all of them" if study.rivals else ""
     return (
-        f"{study.name}, {study.part} part, {many} seeds, {better} is better. Mean ± standard deviation;\n"
-        f"difference from {study.baseline} ± its 95 % interval; p of the paired test, corrected (Holm){rivals}"
+        f"{study.name}, {study.part} part, {over}, {better} is better. Mean ± standard deviation;\n"
+        f"difference from {study.baseline} ± its 95 % interval; {test}{rivals}"
     )
 
 
@@ -77,31 +81,33 @@ def figures(study: Study) -> list[dict[str, Any]]:
     metric = study.headline[0]
     compared = study.compare(metric)[None]
     ranks, gains, times = study.ranks(), study.gains(), study.step_times()
-    training, sizes = study.training_times(), study.sizes()
+    training, sizes, trades = study.training_times(), study.sizes(), study.trades()
     by_task: dict[str | None, list[Comparison]] = {}
     for name in dict.fromkeys(MAIN[kind] for _, kind in study.tasks if kind in MAIN):
         by_task |= study.compare(name, [task for task, kind in study.tasks if MAIN.get(kind) == name])
     kinds = dict(study.tasks)
     listed = []
     for place, setting in enumerate(study.settings):
-        gain, (time, ratio) = gains[place], times[place]
+        gain, (time, ratio), trade = gains[place], times[place], trades[place]
         listed.append(
             {
                 "model": setting.model,
                 "method": setting.method,
                 "rival": setting.is_rival,
-                "seeds": [seed for seed in setting.finished if seed is not None],
+                "seeds": list(dict.fromkeys(seed for seed, _ in setting.finished if seed is not None)),
+                "folds": study.folds,
                 "part": study.part,
                 "metric": study.headline_title,
-                **_comparison(compared[place]),
+                **_comparison(study, compared[place]),
                 "average_rank": ranks[place],
                 "delta_m_percent": None if gain is None else gain.mean,
+                "trade": None if trade is None else {"gains": list(trade.gains), "losses": list(trade.losses)},
                 "milliseconds_per_step": time.mean,
                 "relative_time": ratio,
                 "training_seconds": training[place].mean,
                 "bytes": sizes[place].mean,
                 "tasks": {
-                    task: {"metric": MAIN[kinds[task]], **_comparison(one[place])}
+                    task: {"metric": MAIN[kinds[task]], **_comparison(study, one[place])}
                     for task, one in by_task.items()
                     if task is not None
                 },
@@ -110,7 +116,7 @@ def figures(study: Study) -> list[dict[str, Any]]:
     return listed
 
 
-def _comparison(one: Comparison) -> dict[str, Any]:
+def _comparison(study: Study, one: Comparison) -> dict[str, Any]:
     difference = one.difference
     return {
         "mean": one.summary.mean,
@@ -123,6 +129,6 @@ def _comparison(one: Comparison) -> dict[str, Any]:
             "high": difference.high,
             "p": difference.p,
             "p_holm": one.p_holm,
-            "common_seeds": difference.n,
+            "common_seeds" if study.folds is None else "common_folds": difference.n,
         },
     }

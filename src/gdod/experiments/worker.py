@@ -102,6 +102,7 @@ class Worker:
             return {"kind": "failed", "message": message, "traceback": traceback.format_exc()}
 
     def _train(self, order: Json, tell: Tell) -> Json:
+        from gdod.experiments.predictions import predict_parts
         from gdod.experiments.rivals.config import RivalConfig
         from gdod.experiments.run_config import stored_config
         from gdod.training import Folder, train
@@ -125,6 +126,8 @@ class Worker:
         )
         # A comparison has many runs, and none that has finished is gone on with.
         self.ranks.first(lambda: keep_weights_only(folder.last))
+        if order["predictions"]:
+            self.ranks.first(lambda: predict_parts(folder, dataset), wait=True)
         return result
 
     def _train_rival(self, config: "RivalConfig", folder: "Folder", order: Json, tell: Tell) -> Json:
@@ -135,7 +138,16 @@ class Worker:
         threads = None if config.threads is None else config.threads * self.ranks.size
         told, test, command = Told(tell), order["test"], order.get("command")
         return self.ranks.first(
-            lambda: train_rival(config, folder, progress=told, test=test, threads=threads, command=command), wait=True
+            lambda: train_rival(
+                config,
+                folder,
+                progress=told,
+                test=test,
+                threads=threads,
+                command=command,
+                predictions=order["predictions"],
+            ),
+            wait=True,
         )
 
     def _load(self, config: "TrainConfig") -> "Dataset":

@@ -43,7 +43,7 @@ class Figure:
     numbers: TextTable
     """What it is drawn from."""
     size: str = "usual"
-    """How many fit beside each other: many if "small", three if "usual", two if "broad"."""
+    """How many fit beside each other: many if "small", three if "usual", two if "broad", one if "alone"."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Chapter:
     figures: tuple[Figure, ...]
     timed: bool = False
     """Whether each figure has a form by steps and one by time."""
+    table: TextTable | None = None
+    """A table below the figures."""
 
 
 def learning_chapters(study: Study, model: str) -> list[Chapter]:
@@ -72,7 +74,7 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
                 TITLES[metric],
                 trim_low=0.15 if HIGHER[metric] else 0,
                 trim_high=0 if HIGHER[metric] else 0.15,
-                broad=_in_twos(tasks),
+                broad=in_twos(tasks),
             )
             for task in tasks
         ]
@@ -80,7 +82,7 @@ def learning_chapters(study: Study, model: str) -> list[Chapter]:
             better = "Higher is better." if HIGHER[metric] else "Lower is better."
             title = f"{TITLES[metric][:1].upper()}{TITLES[metric][1:]} on validation"
             chapters.append(Chapter(title, better, _there(figures), timed=True))
-    broad = _in_twos(study.tasks)
+    broad = in_twos(study.tasks)
     losses = [
         _figure(
             name, _curves(settings, partial(_trained, what="losses", name=name)), "loss", trim_high=0.05, broad=broad
@@ -121,7 +123,8 @@ def conflict_chapters(study: Study, model: str) -> list[Chapter]:
 def calibration_chapter(study: Study, model: str) -> Chapter | None:
     """Return observed against predicted rates of each binary task; None if no run has them."""
     settings = [setting for setting in study.settings if setting.model == model]
-    figures = [_calibration(name, settings) for name, kind in study.tasks if kind == "binary"]
+    binary = [name for name, kind in study.tasks if kind == "binary"]
+    figures = [_calibration(name, settings, before) for name in binary for before in (True, False)]
     if not any(figures):
         return None
     text = (
@@ -136,7 +139,7 @@ def conflict_of(setting: Setting, tasks: int) -> list[list[float | None]] | None
     return None if setting.is_single_task else _pair_cosines(setting, tasks)
 
 
-def _in_twos(items: Sequence[object]) -> bool:
+def in_twos(items: Sequence[object]) -> bool:
     """Return whether so many plots look better two in a row than three."""
     return len(items) in (1, 2, 4)
 
@@ -298,8 +301,10 @@ def _pairs(study: Study, matrices: dict[Setting, list[list[float | None]]]) -> C
     return Chapter("Between pairs of tasks", text, tuple(figures))
 
 
-def _calibration(task: str, settings: Sequence[Setting]) -> Figure | None:
-    bins = {setting: points for setting in settings if (points := _bins(setting, task))}
+def _calibration(task: str, settings: Sequence[Setting], before: bool) -> Figure | None:
+    """Return the figure of a task; ``before``: that of runs that were calibrated, as they were before that."""
+    title = f"{task}, before calibration" if before else task
+    bins = {setting: points for setting in settings if (points := _bins(setting, task, before))}
     if not bins:
         return None
     top = max(value for points in bins.values() for point in points for value in point[:2]) * 1.05 or 1.0
@@ -307,20 +312,21 @@ def _calibration(task: str, settings: Sequence[Setting]) -> Figure | None:
     lines = [svg.Line(setting.method, setting.style, [p[:2] for p in points]) for setting, points in bins.items()]
     gaps = "; ".join(f"{setting.method} {number(_gap(points), 4)}" for setting, points in bins.items())
     words = f"Observed against predicted rates. Mean distance from the diagonal: {gaps}."
-    drawing = svg.line_chart(f"{task}: calibration", words, lines[::-1], x, y, diagonal=True, square=True)
+    drawing = svg.line_chart(f"{title}: calibration", words, lines[::-1], x, y, diagonal=True, square=True)
     rows = tuple(
         (setting.method, number(predicted), number(observed), whole(count))
         for setting, points in bins.items()
         for predicted, observed, count in points
     )
-    return Figure(task, (drawing,), TextTable.of_texts(("method", "mean predicted", "observed", "examples"), rows))
+    return Figure(title, (drawing,), TextTable.of_texts(("method", "mean predicted", "observed", "examples"), rows))
 
 
-def _bins(setting: Setting, task: str) -> list[tuple[float, float, float]]:
+def _bins(setting: Setting, task: str, before: bool) -> list[tuple[float, float, float]]:
     """Return (predicted, observed, examples) by bin: the mean over seeds, or the first seed's if their bins differ."""
     seeds = []
     for run in setting.finished.values():
-        listed = part(run.result or {}, "calibration").get(task)
+        result = part(run.result or {}, "before_calibration") if before else run.result or {}
+        listed = part(result, "calibration").get(task)
         points = [_bin(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         if known := [point for point in points if point is not None]:
             seeds.append(known)

@@ -1,70 +1,42 @@
 """Write everything into one HTML file that needs no network. All text from run folders is escaped."""
 
-import base64
-import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from typing import Any
 
 from gdod.report import svg
-from gdod.report.figures import Chapter, Figure, calibration_chapter, conflict_chapters, conflict_of, learning_chapters
+from gdod.report.elements import (
+    card,
+    counted,
+    described_list,
+    explanations,
+    figure_box,
+    short_text,
+    table_box,
+    whole_page,
+)
+from gdod.report.explanations import explanation_chapters
+from gdod.report.figures import Chapter, calibration_chapter, conflict_chapters, conflict_of, learning_chapters
 from gdod.report.numbers import signed, whole, with_spread
 from gdod.report.result_tables import method_cell, result_tables, run_table
 from gdod.report.runs import RunRecord, part
 from gdod.report.study import HIGHER, Setting, Study, as_number, flat
-from gdod.report.tables import Cell, Column, TextTable, as_html
+from gdod.report.tables import Cell, Column, TextTable
 
 _STATES = ("failed", "unfinished", "not started")
 
 
 def page(studies: Sequence[Study], title: str = "gdod report") -> str:
     """Return the page of some studies, whole, with its style and script."""
-    style, script = _file("page.css"), _file("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Only our script may run, and nothing may be loaded, whatever a run folder holds.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
     many = len(studies) > 1
     body = "".join(_study(study, place, many) for place, study in enumerate(studies))
     names = ", ".join(dict.fromkeys(study.name for study in studies))
     finished = sum(run.status == "finished" for study in studies for run in study.runs)
     runs = sum(len(study.runs) for study in studies)
-    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">
-<title>{escape(title)}: {escape(names)}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-<div class="wrap">
-<header class="top"><div><p class="over">gdod report</p><h1>{escape(names)}</h1>
-<p>{finished} of {runs} run{"s" if runs != 1 else ""} finished · {escape(_span(studies))}</p></div>
-<button class="theme" id="theme" type="button" hidden>Theme: auto</button></header>
-<nav aria-label="Sections">{_links(studies)}</nav>
-<main id="main">
-{body}
-{_help()}
-</main>
-<footer>Written by <code>gdod report</code>, {written}. The page is complete in itself and needs no network.</footer>
-</div>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def _file(name: str) -> str:
-    return files("gdod.report").joinpath(name).read_text(encoding="utf-8")
+    text = f"{finished} of {runs} run{'s' if runs != 1 else ''} finished · {_span(studies)}"
+    reading = _READING | (_READING_FOLDS if any(study.folds for study in studies) else {})
+    return whole_page(title, names, text, _links(studies), f"{body}\n{explanations(reading)}")
 
 
 def _span(studies: Sequence[Study]) -> str:
@@ -74,20 +46,20 @@ def _span(studies: Sequence[Study]) -> str:
     methods = dict.fromkeys(setting.method for setting in settings)
     models = dict.fromkeys(setting.model for setting in settings)
     seeds = {run.seed for study in studies for run in study.runs}
-    parts = [_counted(len(models), "model"), _counted(len(methods), "method"), _counted(len(seeds), "seed")]
-    beside = f", beside {_counted(len(rivals), 'rival')}" if rivals else ""
+    parts = [counted(len(models), "model"), counted(len(methods), "method"), counted(len(seeds), "seed")]
+    parts += [counted(folds, "fold") for folds in dict.fromkeys(study.folds for study in studies) if folds]
+    beside = f", beside {counted(len(rivals), 'rival')}" if rivals else ""
     return " × ".join(parts) + beside
-
-
-def _counted(many: int, what: str) -> str:
-    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 def _links(studies: Sequence[Study]) -> str:
     links = []
     for place, study in enumerate(studies):
         before = f"{study.name}: " if len(studies) > 1 else ""
+        left_out = set() if _explained(study) else {"explained"}
         for name, title in _SECTIONS.items():
+            if name in left_out:
+                continue
             links.append(f'<a href="#{name}{place}">{escape(before + title if name == "results" else title)}</a>')
     return "".join([*links, '<a href="#reading">How to read this page</a>'])
 
@@ -97,6 +69,7 @@ _SECTIONS = {
     "curves": "Learning curves",
     "conflict": "Conflict",
     "calibration": "Calibration",
+    "explained": "Explanations",
     "how": "What was run",
 }
 
@@ -111,7 +84,7 @@ def _study(study: Study, place: int, many: bool) -> str:
         },
     }
     parts = [f'<h2 id="results{place}">{escape(before)}Results</h2>', _cards(study), _notice(study)]
-    parts += [_table(table, pinned=True) for table in result_tables(study)]
+    parts += [table_box(table, pinned=True) for table in result_tables(study)]
     parts.append('<div class="plots">')
     for name, by_model in chapters.items():
         switch = _SWITCH if any(chapter.timed for several in by_model.values() for chapter in several) else ""
@@ -124,8 +97,26 @@ def _study(study: Study, place: int, many: bool) -> str:
         parts.append(_legend(study))
         parts += [_model_plots(model, list(shown), several, name) for model, several in shown.items()]
     parts.append("</div>")
+    if explained := _explained(study):
+        parts.append(f'<h2 id="explained{place}">{escape(before)}{_SECTIONS["explained"]}</h2>')
+        parts += [
+            _run_explained(run, chapters, len(explained), at == 0) for at, (run, chapters) in enumerate(explained)
+        ]
     parts.append(f'<h2 id="how{place}">{escape(before)}What was run</h2>{_how(study)}')
     return f'<section class="study">{"".join(parts)}</section>'
+
+
+def _explained(study: Study) -> list[tuple[RunRecord, list[Chapter]]]:
+    """Return the runs of which `gdod explain` found something out, and what."""
+    return [(run, chapters) for run in study.runs if (chapters := explanation_chapters(run))]
+
+
+def _run_explained(run: RunRecord, chapters: Sequence[Chapter], runs: int, first: bool) -> str:
+    content = "".join(_chapter(chapter, titled=True) for chapter in chapters)
+    if runs == 1:
+        return f'<p class="text">Of the run {escape(run.name)}, by gdod explain.</p>{content}'
+    opened = " open" if first else ""
+    return f'<details class="model"{opened}><summary>{escape(run.name)}</summary>{content}</details>'
 
 
 _ABSENT = {
@@ -150,17 +141,9 @@ def _chapter(chapter: Chapter, titled: bool) -> str:
     size = chapter.figures[0].size
     timed = " timed" if chapter.timed else ""
     title = f"<h3>{escape(chapter.title)}</h3>" if titled else ""
-    figures = "".join(_figure(figure) for figure in chapter.figures)
-    return f'{title}<p class="text">{escape(chapter.text)}</p><div class="grid {size}{timed}">{figures}</div>'
-
-
-def _figure(figure: Figure) -> str:
-    numbers = as_html(figure.numbers, sortable=False)
-    return (
-        f"<figure><figcaption>{escape(figure.title)}</figcaption>{''.join(figure.drawings)}"
-        f'<details class="figure-data"><summary>Numbers</summary><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(figure.title)}: numbers">{numbers}</div></details></figure>'
-    )
+    figures = "".join(figure_box(figure) for figure in chapter.figures)
+    table = "" if chapter.table is None else table_box(chapter.table, pinned=True)
+    return f'{title}<p class="text">{escape(chapter.text)}</p><div class="grid {size}{timed}">{figures}</div>{table}'
 
 
 def _legend(study: Study) -> str:
@@ -180,15 +163,19 @@ _SWITCH = (
 
 
 def _cards(study: Study) -> str:
-    cards = [card for metric in study.headlines if (card := _best_card(study, metric))]
+    cards = [best for metric in study.headlines if (best := _best_card(study, metric))]
     if cards:
         cards.append(_against(study))
+    if trades := [s.method for s, trade in zip(study.settings, study.trades(), strict=True) if trade is not None]:
+        cards.append(
+            card("Trades", counted(len(trades), "method"), f"{', '.join(trades)}: better on one task, worse on another")
+        )
     if conflict := _conflict_card(study):
         cards.append(conflict)
     finished = sum(run.status == "finished" for run in study.runs)
     rest = [f"{sum(run.status == state for run in study.runs)} {state}" for state in _STATES]
     others = ", ".join(text for text in rest if not text.startswith("0 "))
-    cards.append(_card("Runs finished", f"{finished} of {len(study.runs)}", others or "none failed, none missing"))
+    cards.append(card("Runs finished", f"{finished} of {len(study.runs)}", others or "none failed, none missing"))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -200,14 +187,10 @@ def _best_card(study: Study, metric: str) -> str | None:
         return None
     best, setting = (max if HIGHER[metric] else min)(known, key=lambda item: item[0].summary.mean or 0.0)
     where = f" in {setting.model}" if len(study.models) > 1 else ""
-    seeds = _counted(best.summary.n, "seed")
+    runs = counted(best.summary.n, "seed" if study.folds is None else "run")
     word = "Highest" if HIGHER[metric] else "Lowest"
     value = with_spread(best.summary.mean, best.summary.sd)
-    return _card(f"{word} {study.title_of(metric)} ({study.part})", value, f"{setting.method}{where}, {seeds}")
-
-
-def _card(title: str, big: str, text: str) -> str:
-    return f'<div class="card"><h3>{escape(title)}</h3><div class="big">{escape(big)}</div><p>{escape(text)}</p></div>'
+    return card(f"{word} {study.title_of(metric)} ({study.part})", value, f"{setting.method}{where}, {runs}")
 
 
 def _against(study: Study) -> str:
@@ -216,14 +199,15 @@ def _against(study: Study) -> str:
     tested = [one for one in study.compare(metric)[None] if one.p_holm is not None]
     by = f" in {study.headline_title}" if len(study.headlines) > 1 else ""
     title = f"Differ from {study.baseline}{by}, p < 0.05"
+    unit = "seed" if study.folds is None else "fold"
     if not tested:
-        return _card(title, "not tested", "a paired test needs two common seeds at least")
+        return card(title, "not tested", f"a paired test needs two common {unit}s at least")
     clear = [one.difference.mean or 0.0 for one in tested if (one.p_holm or 0) < 0.05 and one.difference]
     better = sum((value > 0) == HIGHER[metric] for value in clear)
-    seeds = max(one.difference.n for one in tested if one.difference)
+    common = max(one.difference.n for one in tested if one.difference)
     text = f"{better} better, {len(clear) - better} worse" if clear else "no difference beyond chance"
-    few = "; with so few, only large differences show" if seeds < 5 and not clear else ""
-    return _card(title, f"{len(clear)} of {len(tested)}", f"{text} ({_counted(seeds, 'seed')}{few})")
+    few = "; with so few, only large differences show" if common < 5 and not clear else ""
+    return card(title, f"{len(clear)} of {len(tested)}", f"{text} ({counted(common, unit)}{few})")
 
 
 def _conflict_card(study: Study) -> str | None:
@@ -242,7 +226,7 @@ def _conflict_card(study: Study) -> str | None:
             lowest, first, second = min(pairs)
             where = f" in {setting.model}" if len(study.models) > 1 else ""
             text = f"mean cosine of {first} and {second}, under {setting.method}{where}"
-            return _card("Most conflict" if lowest < 0 else "Least agreement", signed(lowest, 3), text)
+            return card("Most conflict" if lowest < 0 else "Least agreement", signed(lowest, 3), text)
     return None
 
 
@@ -260,11 +244,11 @@ def _notice(study: Study) -> str:
         if run.status == "finished" and run.notes
     ]
     items += [
-        f"<li><strong>{escape(run.name)}</strong>: seed {run.seed} of {escape(setting.method)} was run more than once; "
-        "the first run counts in the tables.</li>"
+        f"<li><strong>{escape(run.name)}</strong>: {_repetition(run)} of {escape(setting.method)} was run more than "
+        "once; the first run counts in the tables.</li>"
         for setting in study.settings
         for run in setting.runs
-        if run.result is not None and setting.finished.get(run.seed) is not run
+        if run.result is not None and setting.finished.get(run.repetition) is not run
     ]
     if not items:
         return ""
@@ -272,6 +256,11 @@ def _notice(study: Study) -> str:
     if len(items) > 12:
         listed = f"<details><summary>All {len(items)}</summary>{listed}</details>"
     return f'<div class="notice" role="note"><h3>Failed, unfinished or damaged runs</h3>{listed}</div>'
+
+
+def _repetition(run: RunRecord) -> str:
+    seed, fold = run.repetition
+    return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
 
 
 def _sentence(text: str | None) -> str:
@@ -284,21 +273,11 @@ def _reached(run: RunRecord) -> str:
     return "" if run.last_step is None else f" Last record: step {whole(run.last_step)}."
 
 
-def _table(table: TextTable, *, pinned: bool = False) -> str:
-    """Return the table below its title, in a box that scrolls sideways; pinned: its first column stays."""
-    caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
-    return (
-        f"<h3>{escape(table.title)}</h3>"
-        f'<div class="{"scroll pinned" if pinned else "scroll"}" tabindex="0" role="region" '
-        f'aria-label="{escape(table.title)}">{as_html(table)}</div>{caption}'
-    )
-
-
 def _how(study: Study) -> str:
     parts = ['<div class="two">', f"<div><h3>Data</h3>{_data(study)}</div>"]
     parts.append(f"<div><h3>Made with</h3>{_made_with(study)}</div></div>")
     parts.append(_configuration(study))
-    parts.append(_table(run_table(study)))
+    parts.append(table_box(run_table(study)))
     parts.append(_commands(study))
     return "".join(parts)
 
@@ -307,12 +286,35 @@ def _data(study: Study) -> str:
     rows = part(study.data, "rows")
     sizes = ", ".join(f"{name} {whole(as_number(size))}" for name, size in rows.items())
     tasks = ", ".join(f"{name} ({kind})" for name, kind in study.tasks)
-    listed = _list(
-        {"name": study.name, "examples": sizes, "tasks": tasks, "fingerprint": study.data.get("fingerprint")}
+    examples = "examples" if study.folds is None else "examples of the first fold"
+    listed = described_list(
+        {
+            "name": study.name,
+            examples: sizes,
+            "tasks": tasks,
+            "fingerprint": study.data.get("fingerprint"),
+            **_updates(study),
+        }
     )
     notes = study.data.get("notes")
     items = "".join(f"<li>{escape(str(note))}</li>" for note in notes) if isinstance(notes, list) else ""
     return listed + (f'<ul class="notes">{items}</ul>' if items else "")
+
+
+def _updates(study: Study) -> dict[str, str]:
+    """Return which runs the runs go on from, and how many rows were seen in all; nothing if they began anew."""
+    updates = {run.name: update for run in study.runs if (update := part(run.about, "update"))}
+    if not updates:
+        return {}
+    one = len(updates) == 1
+    seen = {name: f"{whole(as_number(update.get('rows_seen')))} rows" for name, update in updates.items()}
+    return {
+        "goes on from": "; ".join(
+            f"{'' if one else f'{name}: '}{update.get('from')} (update {update.get('updates')})"
+            for name, update in updates.items()
+        ),
+        "trained on in all": "; ".join(text if one else f"{name}: {text}" for name, text in seen.items()),
+    }
 
 
 def _made_with(study: Study) -> str:
@@ -334,7 +336,9 @@ def _made_with(study: Study) -> str:
         for run in setting.runs
     }
     known = [f"{model} {whole(size)}" for model, size in sizes.items() if size]
-    return _list({**{name: ", ".join(texts) for name, texts in versions.items()}, "parameters": ", ".join(known)})
+    return described_list(
+        {**{name: ", ".join(texts) for name, texts in versions.items()}, "parameters": ", ".join(known)}
+    )
 
 
 def _configuration(study: Study) -> str:
@@ -348,12 +352,16 @@ def _configuration(study: Study) -> str:
         values = {json.dumps(config.get(name), default=str, sort_keys=True) for _, config in configs}
         if len(values) == 1:
             shared[name] = configs[0][1].get(name)
-        elif name not in ("seed", "model.name", "method.name"):
+        elif name not in ("seed", "data.fold.number", "model.name", "method.name"):
             varied.append(name)
     parts = ["<h3>Configuration</h3>", '<details open><summary>The same in all runs</summary><div class="two">']
     items = list(shared.items())
     half = (len(items) + 1) // 2
-    parts += [_list(dict(items[:half]), code=True), _list(dict(items[half:]), code=True), "</div></details>"]
+    parts += [
+        described_list(dict(items[:half]), code=True),
+        described_list(dict(items[half:]), code=True),
+        "</div></details>",
+    ]
     if varied:
         first = dict(reversed(configs))
         columns = [Column(name, numeric=False) for name in ("model", "method", *varied)]
@@ -361,12 +369,12 @@ def _configuration(study: Study) -> str:
             [
                 Cell(setting.model, setting.model),
                 method_cell(study, setting),
-                *(Cell(_short(first[setting].get(name)), _short(first[setting].get(name))) for name in varied),
+                *(Cell(short_text(first[setting].get(name)), short_text(first[setting].get(name))) for name in varied),
             ]
             for setting in study.settings
             if setting in first
         ]
-        parts.append(_table(TextTable(columns, rows, "In what they differ")))
+        parts.append(table_box(TextTable(columns, rows, "In what they differ")))
     return "".join(parts)
 
 
@@ -383,30 +391,7 @@ def _commands(study: Study) -> str:
         for command, runs in commands.items()
     )
     opened = " open" if len(commands) <= 2 else ""
-    return (
-        f"<h3>Commands</h3><details{opened}><summary>{_counted(len(commands), 'command')}</summary>{blocks}</details>"
-    )
-
-
-def _list(items: Mapping[str, Any], *, code: bool = False) -> str:
-    rows = []
-    for name, value in items.items():
-        if value not in (None, "") or code:
-            text = escape(_short(value))
-            rows.append(f"<dt>{escape(name)}</dt><dd>{f'<code>{text}</code>' if code else text}</dd>")
-    return f"<dl>{''.join(rows)}</dl>"
-
-
-def _short(value: object) -> str:
-    if value is None:
-        return "–"
-    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 400 else text[:400] + " …"
-
-
-def _help() -> str:
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _READING.items())
-    return f'<h2 id="reading">How to read this page</h2><dl>{items}</dl>'
+    return f"<h3>Commands</h3><details{opened}><summary>{counted(len(commands), 'command')}</summary>{blocks}</details>"
 
 
 _READING = {
@@ -420,6 +405,8 @@ _READING = {
     "average rank": "The mean place over all tasks and seeds that every method finished; 1 is best, ties share.",
     "Δm %": "Mean relative gain over single-task models, each task by its main metric; above 0 is better. Shown if "
     "single-task models were run.",
+    "trade": "A method that is better than the baseline on one task and worse on another, each with an interval that "
+    "does not hold 0. Other task weights do that, too; `gdod front` tells whether a method does more.",
     "rival": "Boosted trees, one model a task, on the same rows in the same parts: early stopping by the same "
     "validation part, and the test part looked at once. Training time is that of all tasks, with making the library's "
     "data sets and without reading the table.",
@@ -429,4 +416,12 @@ _READING = {
     "curves": "Mean over seeds, up to the step that all reached. Choose methods in the legend to single them out and "
     "to see their range over seeds. The first evaluations may lie outside the picture. Time is training time, "
     "without evaluation.",
+}
+_READING_FOLDS = {
+    "folds": "The table is cut into folds, as its schema splits it: row by row, or in whole groups. Each run is "
+    "trained on all folds but one and tested on that one; its validation part, for early stopping, comes out of the "
+    "folds that it is trained on. ± is then the standard deviation over folds (and seeds), differences are taken fold "
+    "by fold, means over seeds, and strokes are single runs. Since folds share training rows, intervals and p are "
+    "those of the corrected resampled t-test (Nadeau and Bengio, 2003): the variance of the mean over k folds is "
+    "1/k + 1/(k - 1) times that of the differences, in place of 1/k.",
 }

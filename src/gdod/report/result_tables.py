@@ -1,6 +1,6 @@
 """The tables of a study: an overview, one for each metric, all runs, and every figure for CSV."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gdod.report import svg
 from gdod.report.numbers import duration, number, p_value, signed, size, whole, with_spread
@@ -28,23 +28,24 @@ def overview(study: Study) -> TextTable:
     title = study.headline_title
     columns = [
         *_first_columns(study),
-        Column(title, f"mean ± standard deviation over seeds, on {study.part}"),
-        Column(f"difference from {study.baseline}", "mean over common seeds, with its 95 % interval"),
+        Column(title, f"mean ± standard deviation over {study.over}, on {study.part}"),
+        Column(f"difference from {study.baseline}", f"mean over common {study.over}, with its 95 % interval"),
         Column("worse better" if HIGHER[metric] else "better worse", "interval", drawn=True),
-        Column("p", "paired t-test, corrected for the number of comparisons (Holm)"),
+        Column("p", f"{_test(study)}, corrected for the number of comparisons (Holm)"),
         *(Column(study.title_of(other), _better(other)) for other in others),
-        Column("average rank", "mean place over tasks and seeds; 1 is best"),
+        Column("average rank", f"mean place over tasks and {study.over}; 1 is best"),
     ]
     if any(gains):
         columns.append(Column("Δm %", "mean relative gain over single-task models; above 0 is better"))
     columns += [
-        Column("ms / step", "median over the steps of a run, mean over seeds"),
+        Column("ms / step", f"median over the steps of a run, mean over {study.over}"),
         Column("relative time", f"per step; {study.baseline} = 1"),
     ]
     if study.rivals:
-        columns.append(Column("training time", "without evaluation at the end, mean over seeds; of a rival all tasks"))
-        columns.append(Column("size", "of the trained model on disk, mean over seeds; of a rival all its models"))
-    columns.append(Column("seeds", "finished runs"))
+        over = f"mean over {study.over}"
+        columns.append(Column("training time", f"without evaluation at the end, {over}; of a rival all tasks"))
+        columns.append(Column("size", f"of the trained model on disk, {over}; of a rival all its models"))
+    columns.append(Column("seeds" if study.folds is None else "runs", "finished runs"))
     training, sizes = study.training_times(), study.sizes()
     rows = []
     for place, (setting, one) in enumerate(zip(study.settings, compared, strict=True)):
@@ -71,11 +72,46 @@ def overview(study: Study) -> TextTable:
         row.append(Cell(str(one.summary.n), one.summary.n))
         rows.append(row)
     caption = " ".join(_over(study, headline) for headline in study.headlines)
+    if study.folds is not None:
+        caption += f" {folds_in_words(study)}"
     if study.unequal:
         caption += f" Not all runs are alike but for model and method: they differ in {', '.join(study.unequal)}."
+    caption += "".join(f" {sentence}." for sentence in trade_sentences(study))
     if study.rivals:
         caption += f" Rivals are boosted trees on the same rows. {' '.join(f'{one}.' for one in rival_settings(study))}"
     return TextTable(columns, rows, "Overview", caption, "overview")
+
+
+def folds_in_words(study: Study) -> str:
+    """Return sentences on what the figures of a cross-validation are, and by which test they are compared."""
+    return (
+        f"The figures are over {study.folds} folds: each model was trained on the other folds, stopped early by a part "
+        "of them, and tested on its own fold. Folds share training rows, so intervals and p are those of the corrected "
+        "resampled t-test (Nadeau and Bengio, 2003), which are wider than the plain ones."
+    )
+
+
+def _test(study: Study) -> str:
+    return "paired t-test" if study.folds is None else "corrected resampled t-test over folds"
+
+
+def trade_sentences(study: Study) -> list[str]:
+    """Return a sentence on each method that gains on a task and loses on another: it trades, as weights of tasks do."""
+    said = []
+    for setting, trade in zip(study.settings, study.trades(), strict=True):
+        if trade is not None:
+            where = f" in {setting.model}" if len(study.models) > 1 else ""
+            gains, losses = (_with_signs(part) for part in (trade.gains, trade.losses))
+            said.append(
+                f"{setting.method}{where} is a trade: better on {gains}, worse on {losses} than {study.baseline}"
+            )
+    if said:
+        said.append("Task weights trade as well and cost nothing; gdod front tells whether a method does more")
+    return said
+
+
+def _with_signs(differences: Mapping[str, float]) -> str:
+    return ", ".join(f"{task} ({signed(value)})" for task, value in differences.items())
 
 
 def _over(study: Study, metric: str) -> str:
@@ -128,8 +164,9 @@ def metric_table(study: Study, metric: str) -> TextTable:
     direction = "higher" if HIGHER[metric] else "lower"
     columns = [*_first_columns(study), *(Column(task, f"{TITLES[metric]}, {direction} is better") for task in tasks)]
     caption = (
-        f"On {study.part}, mean ± standard deviation over seeds; {direction} is better. Then the difference from "
-        f"{study.baseline} with its 95 % interval; * where the paired test, corrected for the table, has p < 0.05."
+        f"On {study.part}, mean ± standard deviation over {study.over}; {direction} is better. Then the difference "
+        f"from {study.baseline} with its 95 % interval; * where the {_test(study)}, corrected for the table, has "
+        "p < 0.05."
     )
     return TextTable(columns, rows, f"{TITLES[metric][:1].upper()}{TITLES[metric][1:]} by task", caption, metric)
 
@@ -140,6 +177,7 @@ def run_table(study: Study) -> TextTable:
         Column("model", numeric=False),
         Column("method", numeric=False),
         Column("seed"),
+        *([] if study.folds is None else [Column("fold")]),
         Column("state", numeric=False, badges=True),
         Column(f"{study.headline_title} ({study.part})"),
         Column("best step"),
@@ -150,7 +188,7 @@ def run_table(study: Study) -> TextTable:
     rows = [
         _run_row(study, run, setting)
         for setting in study.settings
-        for run in sorted(setting.runs, key=lambda run: (run.seed is None, run.seed or 0))
+        for run in sorted(setting.runs, key=lambda run: (run.seed is None, run.seed or 0, run.repetition.fold or 0))
     ]
     return TextTable(columns, rows, "All runs", name="runs")
 
@@ -167,7 +205,7 @@ def to_csv(studies: Iterable[Study]) -> str:
 
 _FIGURES = (
     *("data", "part", "model", "method", "task", "metric", "seeds", "mean", "sd"),
-    *("baseline", "common_seeds", "difference", "low", "high", "p", "p_holm"),
+    *("baseline", "common_seeds", "difference", "low", "high", "p", "p_holm", "folds"),
 )
 
 
@@ -197,7 +235,7 @@ def _figure_row(study: Study, setting: Setting, task: str, metric: str, one: Com
         values += [None] * 6
     else:
         values += [difference.n, difference.mean, difference.low, difference.high, difference.p, one.p_holm]
-    return values
+    return [*values, study.folds]
 
 
 def _first_columns(study: Study) -> list[Column]:
@@ -244,13 +282,13 @@ def _interval_cell(one: Comparison, reach: float) -> Cell:
     return Cell(
         "",
         difference.mean,
-        drawing=svg.interval(difference.mean, difference.low, difference.high, one.by_seed.values(), reach),
+        drawing=svg.interval(difference.mean, difference.low, difference.high, one.each.values(), reach),
     )
 
 
 def _reach(compared: Sequence[Comparison]) -> float:
-    """Return how far the drawn axis goes: over all seeds, and over intervals that are not very much longer."""
-    seeds = [abs(value) for one in compared for value in one.by_seed.values()]
+    """Return how far the drawn axis goes: over all runs, and over intervals that are not very much longer."""
+    single = [abs(value) for one in compared for value in one.each.values()]
     ends = [
         abs(end)
         for one in compared
@@ -258,7 +296,7 @@ def _reach(compared: Sequence[Comparison]) -> float:
         for end in (one.difference.low, one.difference.high)
         if end is not None
     ]
-    longest = max(seeds, default=0)
+    longest = max(single, default=0)
     return max(longest * 1.1, min(max(ends, default=0) * 1.05, longest * 3)) or 1.0
 
 
@@ -280,6 +318,7 @@ def _run_row(study: Study, run: RunRecord, setting: Setting) -> list[Cell]:
         Cell(setting.model, setting.model),
         method_cell(study, setting),
         Cell("–" if run.seed is None else str(run.seed), run.seed),
+        *([] if study.folds is None else [Cell(str(run.repetition.fold), run.repetition.fold)]),
         Cell(state, state, run.reason or ""),
         Cell(number(value), value),
         Cell(whole(best), best),

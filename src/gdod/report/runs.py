@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gdod._files import read_json_lines, try_read_json
 from gdod.errors import InputError
@@ -17,8 +17,16 @@ RIVAL = "rival"
 """What the run of a rival, such as boosted trees, has in place of a model; its method is the rival's name."""
 
 # What a configuration says that does not, since it was stored by a version before there were these settings.
-_BEFORE: Json = {"recipe": "paper", "filled": False, "average": None}
+_BEFORE: Json = {"recipe": "paper", "filled": False, "average": None, "update": None}
 _SIGNS = ("about.json", "config.json", "metrics.jsonl", "result.json", "error.json")
+
+
+class Repetition(NamedTuple):
+    """What tells runs of the same setting apart."""
+
+    seed: int | None
+    fold: int | None = None
+    """The number of the fold that is tested on, from 1; None: there are no folds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +43,8 @@ class RunRecord:
     train: tuple[Json, ...] = field(default=(), repr=False)
     """Records of training in the order of steps, one a step at most."""
     evaluations: tuple[Json, ...] = field(default=(), repr=False)
+    explanation: Json = field(default_factory=dict, repr=False)
+    """The content of `explanation.json`, if `gdod explain` wrote one."""
     notes: tuple[str, ...] = ()
     """What is wrong with its files, in words."""
     asked: Json = field(default_factory=dict, repr=False)
@@ -65,6 +75,11 @@ class RunRecord:
             if isinstance(seed := source.get("seed"), int):
                 return seed
         return None
+
+    @property
+    def repetition(self) -> Repetition:
+        number = part(self.data, "fold").get("number")
+        return Repetition(self.seed, number if isinstance(number, int) else None)
 
     @cached_property
     def data(self) -> Json:
@@ -130,7 +145,7 @@ def read_run(path: Path) -> RunRecord:
     """Return what a run folder holds, as far as it can be read."""
     notes: list[str] = []
     files: dict[str, Json | None] = {}
-    for name in ("about", "config", "result", "error"):
+    for name in ("about", "config", "result", "error", "explanation"):
         files[name], note = try_read_json(path / f"{name}.json")
         if note:
             notes.append(note)
@@ -151,6 +166,7 @@ def read_run(path: Path) -> RunRecord:
         result=files["result"],
         train=_by_step(record for record in records if record.get("kind") == "train"),
         evaluations=_by_step(record for record in records if record.get("kind") == "evaluation"),
+        explanation=files["explanation"] or {},
         notes=tuple(notes),
     )
 
@@ -180,15 +196,17 @@ def _asked_runs(comparison: Json, folder: Path) -> Iterator[RunRecord]:
         for method in (methods if model.name != SINGLE_TASK else [Asked("sum", "sum")])
     ]
     pairs += [(Asked(RIVAL, RIVAL), rival) for rival in asked_for(comparison, "rival")]
-    for (model, method), seed in product(pairs, seeds):
+    count = comparison.get("folds")
+    folds = range(1, count + 1) if isinstance(count, int) else (None,)
+    for (model, method), seed, fold in product(pairs, seeds, folds):
         about: Json = {
             "model": {"name": model.name, "options": model.options},
             "method": {"name": method.name, "options": method.options},
             "seed": seed,
         }
         if isinstance(data, str):
-            about["data"] = {"name": data}
-        path = folder / "runs" / f"{model.label}-{method.label}-seed{seed}"
+            about["data"] = {"name": data} | ({} if fold is None else {"fold": {"number": fold, "of": count}})
+        path = folder / "runs" / (f"{model.label}-{method.label}-seed{seed}" + ("" if fold is None else f"-fold{fold}"))
         yield RunRecord(path, "not started", "has no folder yet", about=about, asked=comparison)
 
 

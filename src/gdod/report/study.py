@@ -1,4 +1,4 @@
-"""Put runs together: what was trained on the same data, by model and method, over seeds."""
+"""Put runs together: what was trained on the same data, by model and method, over seeds and folds."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdod.errors import InputError
-from gdod.report.runs import RIVAL, SINGLE_TASK, Asked, Collection, Json, RunRecord, asked_for, part
+from gdod.report.runs import RIVAL, SINGLE_TASK, Asked, Collection, Json, Repetition, RunRecord, asked_for, part
 from gdod.statistics import Difference, Summary, average_ranks, delta_m, holm, paired_difference, summarise
 
 MAIN = {"binary": "auc", "regression": "rmse", "multiclass": "accuracy"}
@@ -48,13 +48,13 @@ class Setting:
     """The number of its colour, dash and marker: the same for a method in every model."""
 
     @property
-    def finished(self) -> dict[int | None, RunRecord]:
-        """The finished runs by seed; of runs with the same seed the first counts."""
-        by_seed: dict[int | None, RunRecord] = {}
+    def finished(self) -> dict[Repetition, RunRecord]:
+        """The finished runs by seed and fold; of runs with the same seed and fold the first counts."""
+        repetitions: dict[Repetition, RunRecord] = {}
         for run in self.runs:
             if run.result is not None:
-                by_seed.setdefault(run.seed, run)
-        return by_seed
+                repetitions.setdefault(run.repetition, run)
+        return repetitions
 
     @property
     def is_single_task(self) -> bool:
@@ -78,8 +78,18 @@ class Comparison:
     difference: Difference | None
     """The difference from the baseline; None for the baseline itself."""
     p_holm: float | None
-    by_seed: Mapping[int | None, float] = field(default_factory=dict)
-    """The difference from the baseline of each common seed."""
+    each: Mapping[Repetition, float] = field(default_factory=dict)
+    """The difference from the baseline of each common seed and fold."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What a setting gains on some tasks and loses on others, each beyond chance: task weights can do that, too."""
+
+    gains: Mapping[str, float]
+    """The mean differences from the baseline of the tasks that are better, in their main metrics."""
+    losses: Mapping[str, float]
+    """Those of the tasks that are worse."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,19 @@ class Study:
     @property
     def name(self) -> str:
         return str(self.data.get("name", "unknown data"))
+
+    @property
+    def folds(self) -> int | None:
+        """The number of folds of a cross-validation; None: it is none, and all runs have the same test part."""
+        of = part(self.data, "fold").get("of")
+        return of if isinstance(of, int) else None
+
+    @property
+    def over(self) -> str:
+        """What results are means over: "seeds", "folds", or "folds and seeds"."""
+        if self.folds is None:
+            return "seeds"
+        return "folds and seeds" if len({run.seed for run in self.runs}) > 1 else "folds"
 
     @property
     def baseline(self) -> str:
@@ -142,9 +165,9 @@ class Study:
     def tasks_with(self, metric: str) -> tuple[str, ...]:
         return tuple(name for name, kind in self.tasks if metric in METRICS.get(kind, ()))
 
-    def values(self, setting: Setting, metric: str, task: str | None = None) -> dict[int | None, float | None]:
-        """Return a metric by seed: of one task, or the mean over those that have it if none is named."""
-        return {seed: self.value(run, metric, task) for seed, run in setting.finished.items()}
+    def values(self, setting: Setting, metric: str, task: str | None = None) -> dict[Repetition, float | None]:
+        """Return a metric by seed and fold: of one task, or the mean over those that have it if none is named."""
+        return {repetition: self.value(run, metric, task) for repetition, run in setting.finished.items()}
 
     def value(self, run: RunRecord, metric: str, task: str | None = None) -> float | None:
         """Return a metric of a run: of one task, or the mean over those that have it if none is named."""
@@ -192,30 +215,60 @@ class Study:
         for (task, setting), difference, p in zip(places, differences, corrected, strict=True):
             values = self.values(setting, metric, task)
             summary = summarise(list(values.values()))
-            compared[task].append(Comparison(summary, difference, p, self._by_seed(setting, metric, task)))
+            compared[task].append(Comparison(summary, difference, p, self._each(setting, metric, task)))
         return compared
 
     def _difference(self, setting: Setting, metric: str, task: str | None) -> Difference | None:
         base = self.baseline_of(setting)
         if base is None:
             return None
-        return paired_difference(self.values(setting, metric, task), self.values(base, metric, task))
+        ours, theirs = self.values(setting, metric, task), self.values(base, metric, task)
+        if self.folds is None:
+            return paired_difference(ours, theirs)
+        # Seeds of a fold share all of its rows: they make its figure steadier, and are no further folds.
+        common = [one for one, value in ours.items() if value is not None and theirs.get(one) is not None]
+        by_fold = [
+            {fold: summarise([values[one] for one in common if one.fold == fold]).mean for _, fold in common}
+            for values in (ours, theirs)
+        ]
+        return paired_difference(by_fold[0], by_fold[1], folds=self.folds)
 
-    def _by_seed(self, setting: Setting, metric: str, task: str | None) -> dict[int | None, float]:
+    def _each(self, setting: Setting, metric: str, task: str | None) -> dict[Repetition, float]:
         base = self.baseline_of(setting)
         theirs = {} if base is None else self.values(base, metric, task)
         ours = self.values(setting, metric, task)
-        pairs = {seed: (ours[seed], theirs[seed]) for seed in ours if seed in theirs}
-        return {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
+        pairs = {one: (ours[one], theirs[one]) for one in ours if one in theirs}
+        return {one: a - b for one, (a, b) in pairs.items() if a is not None and b is not None}
+
+    def trades(self) -> list[Trade | None]:
+        """Return what each setting trades: tasks whose difference from the baseline has an interval beside 0.
+
+        None without both a gain and a loss, and for single-task models and rivals, which share nothing between tasks.
+        """
+        found: dict[Setting, tuple[dict[str, float], dict[str, float]]] = {one: ({}, {}) for one in self.settings}
+        for metric in dict.fromkeys(MAIN[kind] for _, kind in self.tasks if kind in MAIN):
+            tasks = [task for task, kind in self.tasks if MAIN.get(kind) == metric]
+            for task, compared in self.compare(metric, tasks).items():
+                for setting, one in zip(self.settings, compared, strict=True):
+                    gain = one.difference
+                    if task is None or gain is None or gain.mean is None or gain.low is None or gain.high is None:
+                        continue
+                    if not gain.low <= 0 <= gain.high:
+                        better = (gain.mean > 0) == HIGHER[metric]
+                        found[setting][0 if better else 1][task] = gain.mean
+        return [
+            Trade(gains, losses) if gains and losses and not (setting.is_single_task or setting.is_rival) else None
+            for setting, (gains, losses) in found.items()
+        ]
 
     def ranks(self) -> list[float | None]:
-        """Return the average place of each setting, over the main metrics of all tasks and seeds."""
+        """Return the average place of each setting, over the main metrics of all tasks, seeds and folds."""
         cases = {(task, MAIN[kind]): HIGHER[MAIN[kind]] for task, kind in self.tasks if kind in MAIN}
         results = {
             place: {
-                (task, metric, seed): value
+                (task, metric, repetition): value
                 for task, metric in cases
-                for seed, value in self.values(setting, metric, task).items()
+                for repetition, value in self.values(setting, metric, task).items()
             }
             for place, setting in enumerate(self.settings)
         }
@@ -236,8 +289,8 @@ class Study:
         higher = {task: HIGHER[MAIN[kind]] for task, kind in self.tasks if kind in MAIN}
         metrics = {task: MAIN[kind] for task, kind in self.tasks if kind in MAIN}
         gains = []
-        for seed, run in setting.finished.items():
-            if (alone := single.finished.get(seed)) is not None:
+        for repetition, run in setting.finished.items():
+            if (alone := single.finished.get(repetition)) is not None:
                 ours = {task: self.value(run, metric, task) for task, metric in metrics.items()}
                 theirs = {task: self.value(alone, metric, task) for task, metric in metrics.items()}
                 gains.append(delta_m(ours, theirs, higher))
@@ -297,13 +350,25 @@ def as_number(value: object) -> float | None:
 
 
 def _data_key(run: RunRecord, runs: Iterable[RunRecord]) -> str:
-    fingerprint = run.data.get("fingerprint")
-    if isinstance(fingerprint, str):
-        return fingerprint
+    if (key := _told_key(run)) is not None:
+        return key
     # A run that has not said on which data it is belongs to the only data set, or to that of its name.
-    known = {str(other.data["fingerprint"]): other.data.get("name") for other in runs if other.data.get("fingerprint")}
-    same = [key for key, name in known.items() if name == run.data.get("name")]
+    known = {key: _name_and_folds(other) for other in runs if (key := _told_key(other)) is not None}
+    same = [key for key, name in known.items() if name == _name_and_folds(run)]
     return next(iter(known)) if len(known) == 1 else same[0] if same else str(run.data.get("name", "unknown"))
+
+
+def _told_key(run: RunRecord) -> str | None:
+    """Return what names the data of a run, as it says itself; all folds of a table are the same data."""
+    whole, folds = run.data.get("whole"), part(run.data, "fold").get("of")
+    if isinstance(whole, str) and folds is not None:
+        return f"{whole} in {folds} folds"
+    fingerprint = run.data.get("fingerprint")
+    return fingerprint if isinstance(fingerprint, str) else None
+
+
+def _name_and_folds(run: RunRecord) -> tuple[object, object]:
+    return run.data.get("name"), part(run.data, "fold").get("of")
 
 
 def _study(runs: Sequence[RunRecord], baseline: str | None) -> Study:
@@ -390,16 +455,20 @@ _Key = tuple[str, str, str]  # model with its options, method, configuration
 
 
 def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Return groups of runs that are alike but for the seed, in the order asked for."""
+    """Return groups of runs that are alike but for the seed and the fold, in the order asked for."""
     groups: dict[_Key, list[RunRecord]] = {}
     configs: dict[_Key, dict[str, Any]] = {}
     models = _model_labels(runs)
     silent = []
+    first_folds: dict[Path, dict[str, Any]] = {}
     for run in runs:
         config = _mattering(run.config)
         if not config:
             silent.append(run)
             continue
+        if run.repetition.fold is not None:
+            # What a recipe chose by the number of rows may differ a little from fold to fold.
+            config = first_folds.setdefault(_but_for_the_seed(run), config)
         key = (models[run], run.method, _text(config))
         groups.setdefault(key, []).append(run)
         configs[key] = config
@@ -419,7 +488,7 @@ def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
 def _kin(run: RunRecord, model: str, groups: Mapping[_Key, Sequence[RunRecord]]) -> _Key | None:
     """Return the key of the group that a run without a configuration belongs to."""
     alike = [key for key in groups if key[:2] == (model, run.method)]
-    # The other seeds of a comparison have the same name; what was tuned may have given them more options.
+    # The other seeds and folds of a comparison have the same name; what was tuned may have given them more options.
     for key in alike:
         if any(_but_for_the_seed(other) == _but_for_the_seed(run) for other in groups[key]):
             return key
@@ -428,8 +497,8 @@ def _kin(run: RunRecord, model: str, groups: Mapping[_Key, Sequence[RunRecord]])
 
 
 def _but_for_the_seed(run: RunRecord) -> Path:
-    """Return the path of a run of a comparison, without its end `-seed3`."""
-    return run.path.with_name(re.sub(r"-seed\d+$", "", run.name))
+    """Return the path of a run of a comparison, without its end `-seed3` or `-seed3-fold1`."""
+    return run.path.with_name(re.sub(r"-seed\d+(-fold\d+)?$", "", run.name))
 
 
 def _place(run: RunRecord, what: str) -> int | None:

@@ -31,6 +31,8 @@ MARKERS = (
 _WIDTH, _HEIGHT = 380, 262
 _BROAD, _BROAD_HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 16, 22, 38
+_CELL = 48  # of a grid of numbers
+_LONGEST_NAME = 30
 
 _ids = count(1)
 
@@ -44,6 +46,22 @@ class Line:
     points: Sequence[Point]
     band: Sequence[tuple[float, float, float]] = ()
     """(x, lowest, highest) over seeds; drawn when the line is singled out."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a picture with two figures as its axes."""
+
+    name: str
+    style: int
+    point: Point
+    across: tuple[float, float] | None = None
+    """The ends of its interval along the x axis."""
+    up: tuple[float, float] | None = None
+    """The ends of its interval along the y axis."""
+    text: str = ""
+    """What is written beside it."""
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,31 +98,105 @@ def line_chart(
     for order, line in enumerate(lines):
         parts.append(_line(frame, line, order, len(lines), every_point=diagonal))
     parts.append("</g>")
-    reading = f'data-x="{x.low:.8g} {x.high:.8g}" data-y="{y.low:.8g} {y.high:.8g}" data-box="{frame.corners}"'
-    labels = f'data-xlabel="{escape(x.label)}" data-ylabel="{escape(y.label)}"'
-    named = "chart broad" if broad else "chart"
-    return _svg(title, description, width, height, "".join(parts), f'class="{named}" {reading} {labels}')
+    return _svg(title, description, width, height, "".join(parts), _attributes(frame, broad))
+
+
+def scatter_chart(
+    title: str,
+    description: str,
+    marks: Sequence[Mark],
+    line: Sequence[Point],
+    dotted: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    *,
+    broad: bool = False,
+) -> str:
+    """Return marks with their intervals, and below them a line in the colour of style 0 and a dotted one."""
+    width, height = (_BROAD, _BROAD_HEIGHT + 60) if broad else (_WIDTH, _HEIGHT + 30)
+    frame = _Frame(x, y, width, height)
+    clip = f"clip{next(_ids)}"
+    parts = [_axes(frame), f'<clipPath id="{clip}"><rect {frame.box(4)}/></clipPath><g clip-path="url(#{clip})">']
+    if dotted:
+        parts.append(f'<path class="diagonal" d="{_path(frame.place(*point) for point in dotted)}"/>')
+    if line:
+        parts.append(f'<path class="line front s0" d="{_path(frame.place(*point) for point in line)}"/>')
+    parts += [*(_mark(frame, mark) for mark in marks), "</g>"]
+    return _svg(title, description, width, height, "".join(parts), _attributes(frame, broad))
 
 
 def heat_map(
     title: str, description: str, names: Sequence[str], values: Sequence[Sequence[float | None]], top: float
 ) -> str:
-    """Return a square of numbers from -top to top as colours, with the numbers written in."""
-    cell, left, head = 48, 74, 20
-    width, height = left + cell * len(names) + 2, head + cell * len(names) + 2
+    """Return a square of numbers from -top to top as colours, with the numbers written in; its diagonal is empty."""
+    own = [[None if row == column else value for column, value in enumerate(line)] for row, line in enumerate(values)]
+    left, head, size = 74, 20, _CELL * len(names) + 2
+    across = "".join(
+        f'<text class="tick" x="{left + _CELL * place + _CELL // 2}" y="{head - 7}" text-anchor="middle">'
+        f"{_clipped(name, 8)}</text>"
+        for place, name in enumerate(names)
+    )
+    width, height = left + size, head + size
+    content = across + _cells([_clipped(name, 11) for name in names], own, top, left, head)
+    return _svg(title, description, width, height, content, 'class="heat"')
+
+
+def number_grid(
+    title: str,
+    description: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    top: float,
+) -> str:
+    """Return numbers from -top to top in rows and columns as colours, with the numbers written in; None stays empty.
+
+    The names of columns are written at a slant. A grid that is wider than its place on the page scrolls.
+    """
+    left = 16 + round(6.4 * min(_LONGEST_NAME, max(map(len, rows))))
+    slant = min(_LONGEST_NAME, max(map(len, columns)))
+    head, room = 24 + round(4.4 * slant), round(3.6 * min(_LONGEST_NAME, len(columns[-1])))
+    across = []
+    for place, name in enumerate(columns):
+        x, y = left + _CELL * (place + 0.5), head - 7
+        turn = f'transform="rotate(-40 {x:.0f} {y})"'
+        across.append(f'<text class="tick" x="{x:.0f}" y="{y}" {turn}>{_clipped(name, _LONGEST_NAME)}</text>')
+    width, height = left + _CELL * len(columns) + room, head + _CELL * len(rows) + 2
+    content = "".join(across) + _cells([_clipped(name, _LONGEST_NAME) for name in rows], values, top, left, head)
+    # Never larger than drawn, and on a phone not so small that nobody can read it.
+    size = f'style="max-width: {width}px; min-width: {round(0.8 * width)}px"'
+    drawing = _svg(title, description, width, height, content, f'class="heat wide" {size}')
+    return f'<div class="sideways" tabindex="0" role="region" aria-label="{escape(title)}">{drawing}</div>'
+
+
+def bar_chart(
+    title: str, description: str, names: Sequence[str], bars: Sequence[tuple[float, float, float]], label: str
+) -> str:
+    """Return bars that begin at zero, one below the other, each (length, low, high) with its interval."""
+    left, step, width = 20 + round(6.4 * min(_LONGEST_NAME, max(map(len, names)))), 22, _WIDTH
+    ends = [end for bar in bars for end in bar]
+    axis = axis_for(label, [0.0, *ends])
+    height, bottom = step * len(bars) + 44, step * len(bars) + 4
+
+    def place(value: float) -> float:
+        return left + (value - axis.low) / (axis.high - axis.low) * (width - left - 10)
+
     parts = []
-    for row, name in enumerate(names):
-        middle = head + cell * row + cell / 2
-        parts.append(
-            f'<text class="tick" x="{left - 6}" y="{middle + 4:.0f}" text-anchor="end">{_clipped(name, 11)}</text>'
-        )
-        across = left + cell * row + cell / 2
-        parts.append(
-            f'<text class="tick" x="{across:.0f}" y="{head - 7}" text-anchor="middle">{_clipped(name, 8)}</text>'
-        )
-        for column, value in enumerate(values[row]):
-            parts.append(_cell(left + cell * column, head + cell * row, cell, value, top, same=row == column))
-    return _svg(title, description, width, height, "".join(parts), 'class="heat"')
+    for value, text in _labelled(ticks(axis.low, axis.high, 4)):
+        x = place(value)
+        parts.append(f'<path class="grid" d="M{x:.1f} 0V{bottom}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
+    for row, (name, (length, low, high)) in enumerate(zip(names, bars, strict=True)):
+        middle, begin, end = step * row + 13, *sorted((place(0), place(length)))
+        text = _clipped(name, _LONGEST_NAME)
+        parts.append(f'<text class="tick" x="{left - 8}" y="{middle + 4}" text-anchor="end">{text}</text>')
+        colour = "warm" if length < 0 else "cool"
+        box = f'x="{begin:.1f}" y="{middle - 7}" width="{max(0.5, end - begin):.1f}" height="14"'
+        parts.append(f'<rect class="{colour}" {box}/>')
+        parts.append(f'<path class="ends" d="M{place(low):.1f} {middle}H{place(high):.1f}"/>')
+    parts.append(f'<path class="axis" d="M{place(0):.1f} 0V{bottom}"/>')
+    parts.append(f'<text class="label" x="{width - 10}" y="{bottom + 36}" text-anchor="end">{escape(label)}</text>')
+    return _svg(title, description, width, height, "".join(parts), 'class="bars"')
 
 
 def interval(mean: float | None, low: float | None, high: float | None, points: Iterable[float], reach: float) -> str:
@@ -184,6 +276,14 @@ class _Frame:
         return f"{self.left} {self.right} {self.top} {self.bottom}"
 
 
+def _attributes(frame: _Frame, broad: bool) -> str:
+    """Return the attributes of a chart, from which the page's script reads values under the pointer."""
+    x, y = frame.x, frame.y
+    reading = f'data-x="{x.low:.8g} {x.high:.8g}" data-y="{y.low:.8g} {y.high:.8g}" data-box="{frame.corners}"'
+    labels = f'data-xlabel="{escape(x.label)}" data-ylabel="{escape(y.label)}"'
+    return f'class="{"chart broad" if broad else "chart"}" {reading} {labels}'
+
+
 def _axes(frame: _Frame) -> str:
     parts = []
     for value, text in _labelled(ticks(frame.y.low, frame.y.high, 5)):
@@ -227,6 +327,24 @@ def _line(frame: _Frame, line: Line, order: int, lines: int, *, every_point: boo
     )
 
 
+def _mark(frame: _Frame, mark: Mark) -> str:
+    x, y = frame.place(*mark.point)
+    parts = []
+    if mark.across is not None:
+        low, high = (frame.place(end, mark.point[1])[0] for end in mark.across)
+        parts.append(f'<path class="reach" d="M{low:.1f} {y:.1f}H{high:.1f}"/>')
+    if mark.up is not None:
+        low, high = (frame.place(mark.point[0], end)[1] for end in mark.up)
+        parts.append(f'<path class="reach" d="M{x:.1f} {low:.1f}V{high:.1f}"/>')
+    scale = 0.8 if mark.small else 1.5
+    text = f'<text class="tick" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(mark.text)}</text>' if mark.text else ""
+    # A line of one point draws nothing; it is where the page's script finds the value under the pointer.
+    return (
+        f'<g class="series {_colour(mark.style)}" data-name="{escape(mark.name)}" data-series="{mark.style}">'
+        f'{"".join(parts)}<path class="line" d="{_path([(x, y)])}"/>{_marker(x, y, mark.style, scale)}{text}</g>'
+    )
+
+
 def _some(places: Sequence[Point], order: int, lines: int) -> list[Point]:
     """Return where markers go: five on a line, shifted so that those of different lines do not meet."""
     gap = max(1, len(places) // 5)
@@ -247,16 +365,27 @@ def _dash(style: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _marker(x: float, y: float, style: int) -> str:
-    return f'<path class="marker" transform="translate({x:.1f} {y:.1f})" d="{MARKERS[style % len(MARKERS)]}"/>'
+def _marker(x: float, y: float, style: int, scale: float = 1) -> str:
+    size = "" if scale == 1 else f" scale({scale:g})"
+    return f'<path class="marker" transform="translate({x:.1f} {y:.1f}){size}" d="{MARKERS[style % len(MARKERS)]}"/>'
 
 
-def _cell(x: int, y: int, size: int, value: float | None, top: float, *, same: bool) -> str:
-    box = f'x="{x + 1}" y="{y + 1}" width="{size - 2}" height="{size - 2}" rx="4"'
-    if same or value is None:
+def _cells(rows: Sequence[str], values: Sequence[Sequence[float | None]], top: float, left: int, head: int) -> str:
+    """Return the cells of a grid of numbers, with the names of its rows, which are escaped already, before them."""
+    parts = []
+    for row, (name, line) in enumerate(zip(rows, values, strict=True)):
+        y = head + _CELL * row
+        parts.append(f'<text class="tick" x="{left - 6}" y="{y + _CELL // 2 + 4}" text-anchor="end">{name}</text>')
+        parts += [_cell(left + _CELL * column, y, value, top) for column, value in enumerate(line)]
+    return "".join(parts)
+
+
+def _cell(x: int, y: int, value: float | None, top: float) -> str:
+    box = f'x="{x + 1}" y="{y + 1}" width="{_CELL - 2}" height="{_CELL - 2}" rx="4"'
+    if value is None:
         return f'<rect class="blank" {box}/>'
     colour, strength = ("warm" if value < 0 else "cool"), min(1.0, abs(value) / top) * 0.8
-    middle = f'x="{x + size / 2:.0f}" y="{y + size / 2 + 4:.0f}"'
+    middle = f'x="{x + _CELL // 2}" y="{y + _CELL // 2 + 4}"'
     return (
         f'<rect class="blank" {box}/><rect class="{colour}" fill-opacity="{strength:.2f}" {box}/>'
         f'<text class="value" {middle} text-anchor="middle">{number(value, 2)}</text>'

@@ -44,8 +44,6 @@ class Column:
     """An explanation, which the page shows on hover."""
     numeric: bool = True
     """Whether cells are set to the right."""
-    whole: bool = False
-    """Whether a terminal keeps each cell on one line, and cuts what does not fit."""
     drawn: bool = False
     """Whether it holds pictures only, and is left out of Markdown."""
     badges: bool = False
@@ -94,8 +92,8 @@ def as_terminal(table: TextTable, frame: Literal["box", "rule", "none"] = "rule"
         shown.title_justify, shown.title_style = "left", ""
     for column in table.columns:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.whole or column.numeric else "fold"
-        shown.add_column(Text(visible(column.title)), justify=justify, no_wrap=column.whole, overflow=overflow)
+        # A cell that does not fit goes on in the next line: what is cut could be the end that tells names apart.
+        shown.add_column(Text(visible(column.title)), justify=justify, overflow="fold")
     for number, row in enumerate(table.rows):
         if number in table.sections:
             shown.add_section()

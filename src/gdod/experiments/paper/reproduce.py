@@ -11,9 +11,10 @@ from gdod._checks import check_choice
 from gdod._files import check_writable, make_folder
 from gdod.errors import InputError
 from gdod.experiments.paper.cases import PAPER_SETTINGS, QUICK, TUNING_SEED, Case, Scale
+from gdod.experiments.paper.fronts import FRONT, FRONT_OF, FrontStudy
 from gdod.experiments.paper.printed import SOURCE
 from gdod.experiments.paper.results import PAPER, Experiment
-from gdod.experiments.paper.sets import find_sets
+from gdod.experiments.paper.sets import FRONT_SETS, find_sets
 from gdod.experiments.paper.store import Store
 from gdod.experiments.paper.study import STUDY
 from gdod.experiments.watch import Watch
@@ -34,14 +35,15 @@ class Reproduced:
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
-    """Return the experiments of these names, each once."""
+    """Return the experiments of these names, each once; fronts, which are none of them, may be among the names."""
     wanted: list[str] = []
+    known = (*SETS_OF_NAMES, *EXPERIMENTS, FRONT, *FRONT_OF)
     for name in names:
-        check_choice("experiment", name, (*SETS_OF_NAMES, *EXPERIMENTS))
+        check_choice("experiment", name, known)
         wanted += SETS_OF_NAMES.get(name, (name,))
     if not wanted:
-        raise InputError(f"no experiment is named; expected some of {', '.join((*SETS_OF_NAMES, *EXPERIMENTS))}")
-    return [EXPERIMENTS[name] for name in dict.fromkeys(wanted)]
+        raise InputError(f"no experiment is named; expected some of {', '.join(known)}")
+    return [EXPERIMENTS[name] for name in dict.fromkeys(wanted) if name in EXPERIMENTS]
 
 
 def reproduce(
@@ -59,7 +61,8 @@ def reproduce(
     """Make the runs that are missing, and one Markdown page for each experiment, with its pictures.
 
     Args:
-        names: tables and figures of the paper ("table2"), parts of the study ("conflict"), "all" or "study".
+        names: tables and figures of the paper ("table2"), parts of the study ("conflict"), "all" or "study"; or
+            "front", methods against the front of weighted sums, or that of one data set ("front-ijcai15").
         out: a folder for runs (`runs/`) and pages. Given again, nothing finished is repeated.
         data_folder: where the data sets' folders are.
         seeds: how many, from 0 on; 5 unless told.
@@ -74,18 +77,35 @@ def reproduce(
     if seeds is not None:
         scale = Scale(tuple(range(seeds)), scale.evaluations, scale.steps, scale.rows)
     watch = watch or Watch()
-    store = Store(folder, find_sets(data_folder), scale, processes, watch, command)
+    sets = find_sets(data_folder)
+    pages: dict[str, Path] = {}
+    failed: dict[str, str] = {}
+    if experiments:
+        store = Store(folder, sets, scale, processes, watch, command)
+        pages, failed = _of_experiments(experiments, store, folder / "pages", run=run)
+    fronts = [key for name, key in FRONT_OF.items() if name in names or FRONT in names]
+    if fronts:
+        study = FrontStudy(folder, find_sets(data_folder, FRONT_SETS), scale, processes, watch, command, only=fronts)
+        if run:
+            study.make()
+        pages[FRONT], failed = study.write(folder / "pages"), failed | study.failed
+    return Reproduced(pages, failed)
+
+
+def _of_experiments(
+    experiments: Sequence[Experiment], store: Store, folder: Path, *, run: bool
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Make the runs of experiments and their pages; return where these are, and why runs failed."""
     for key, one in store.sets.items():
         if one.stands_in:
-            watch.say(f"{key}: no files were found; simulated ads are taken in its place")
+            store.watch.say(f"{key}: no files were found; simulated ads are taken in its place")
     if run:
         cases = [case for experiment in experiments for case in experiment.cases()]
         store.tune(cases)
         ready = [store.tuned(case) for case in cases]
         ready += [case for experiment in experiments for case in experiment.further(store)]
         store.make(ready)
-    pages = {one.name: _write(one, store, folder / "pages") for one in experiments}
-    return Reproduced(pages, store.failed)
+    return {one.name: _write(one, store, folder) for one in experiments}, store.failed
 
 
 def _write(experiment: Experiment, store: Store, folder: Path) -> Path:

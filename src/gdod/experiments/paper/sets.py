@@ -31,6 +31,11 @@ SETS: dict[str, PaperSet] = {
     "ads": ADS,
     "census": PaperSet("Census-Income", "census", ("census-income-kdd", "census-income", "census"), 4),
 }
+FRONT_SETS: dict[str, PaperSet] = {
+    **SETS,
+    "drugs": PaperSet("Drug consumption", "drugs", ("drug-consumption", "drugs"), 20),
+}
+"""Those that methods are put against the front on: also one that is not the paper's, small and with many tasks."""
 PRINTED_NAMES = {"bookcrossing": "BookCrossing", "ijcai15": "IJCAI-15", "ads": "Alipay", "census": "Census-Income"}
 """What the printed figures call them. The paper's Alipay data is private; simulated ads have its shape."""
 
@@ -47,7 +52,7 @@ class AvailableSet:
 
     @property
     def title(self) -> str:
-        return f"{SETS[self.key].name} (not there: simulated ads)" if self.stands_in else self.paper_set.name
+        return f"{FRONT_SETS[self.key].name} (not there: simulated ads)" if self.stands_in else self.paper_set.name
 
     @property
     def is_printed(self) -> bool:
@@ -55,11 +60,11 @@ class AvailableSet:
         return self.key != "ads" and not self.stands_in
 
 
-def find_sets(data_folder: Path | None) -> dict[str, AvailableSet]:
+def find_sets(data_folder: Path | None, sets: Mapping[str, PaperSet] = SETS) -> dict[str, AvailableSet]:
     """Return each set with its folder, in ``data_folder`` or where `gdod data download` puts it; else simulated ads."""
     if data_folder is not None and not data_folder.is_dir():
         raise InputError(f"the data folder {data_folder} is not there; expected one with folders such as ijcai15/")
-    return {key: _find(key, one, data_folder) for key, one in SETS.items()}
+    return {key: _find(key, one, data_folder) for key, one in sets.items()}
 
 
 def _find(key: str, one: PaperSet, data_folder: Path | None) -> AvailableSet:

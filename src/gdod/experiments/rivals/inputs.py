@@ -46,7 +46,10 @@ class Rows:
     def labelled(self, task: str, *, weighted: bool) -> "Rows":
         """Return the rows that have the label of a task, with their weights or all alike."""
         known = ~np.isnan(self.labels[task])
-        weights = self.weights[known] if weighted and self.weights is not None else None
+        weights = self.weights if weighted else None
+        if weights is not None:
+            own = weights if weights.ndim == 1 else weights[list(self.labels).index(task)]
+            weights = own[known]
         return Rows(self.categories[known], self.numbers[known], {task: self.labels[task][known]}, weights)
 
 
@@ -70,6 +73,7 @@ def prepare_input(data: "DataConfig") -> Dataset:
         folder=data.folder,
         cache=data.cache,
         features=_FEATURES,
+        fold=data.fold,
         **data.options,
     )
     return open_prepared(folder, stream=True)
@@ -104,7 +108,7 @@ def _read(dataset: Dataset, part: Part) -> Rows:
             task.name: np.concatenate([np.zeros(0, np.float32), *(block.labels[task.name] for block in blocks)])
             for task in dataset.tasks
         },
-        np.concatenate(weights) if weights else None,
+        np.concatenate(weights, -1) if weights else None,
     )
 
 

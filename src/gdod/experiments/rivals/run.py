@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gdod._files import make_folder, read_json, write_json, write_text
 from gdod.experiments.compare import prepare_data
+from gdod.experiments.predictions import write_predictions
 from gdod.experiments.rivals.boosters import RIVALS, Booster, BoosterOptions, Fitted, Job, Predicted
 from gdod.experiments.rivals.config import RivalConfig, rival_options
 from gdod.experiments.rivals.inputs import RivalInput, Rows, load_input
@@ -39,6 +40,7 @@ def train_rival(
     test: bool = True,
     threads: int | None = None,
     command: Sequence[str] | None = None,
+    predictions: bool = False,
 ) -> dict[str, Any]:
     """Train a rival's models, write a run folder, and return the content of its `result.json`.
 
@@ -51,6 +53,7 @@ def train_rival(
         test: whether the test part is looked at, at the end.
         threads: the number of threads; None: that of the configuration.
         command: what `about.json` says that the run was started with.
+        predictions: whether the run keeps its predictions for the rows of the validation and the test part.
     """
     booster, options = RIVALS[config.method.name], rival_options(config.method)
     threads = threads or config.threads or torch.get_num_threads()
@@ -71,6 +74,8 @@ def train_rival(
     for place, (name, one) in enumerate(fitted.items()):
         one.model.save(models / f"{place}-{re.sub(r'[^A-Za-z0-9_-]+', '', name)[:40]}.{one.file_ending}")
     validation, tested = (_predictions(fitted, part, data.tasks) for part in (data.validation, data.test))
+    if predictions:
+        write_predictions(folder, {"validation": validation, "test": tested})
     calibrated = tested or validation
     result: dict[str, Any] = {
         "seconds": seconds,
