@@ -19,13 +19,16 @@ EXTRAS = (
     "onnx",
     "optuna",
     "polars",
+    "prometheus_client",
     "pyarrow",
     "pydantic",
     "rich",
     "scipy",
     "sklearn",
+    "starlette",
     "tensorboard",
     "typer",
+    "uvicorn",
     "yaml",
 )
 WITHOUT_EXTRAS = f"""

@@ -33,6 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "data.sets": {*LEAVES, "data.tables", "data.preparing"},
     "data": {*LEAVES, *DATA},
     "training": {*LEAVES, "ranks", "data", *DATA, "models", "methods", "_backward"},
+    "estimator": {*LEAVES, "training", "data", "data.tables"},
+    "serving": {*LEAVES, "training", "data.tables", "data.preparing"},
     "report": LEAVES,
     "experiments": {*LEAVES, "ranks", "report", "training", "data", "data.sets", "methods", "methods.torchjd"},
     "experiments.paper": {*LEAVES, "experiments", "report", "training", "data", "data.sets", "methods"},

@@ -6,7 +6,8 @@ from pathlib import Path
 import gdod
 
 TESTS = Path(__file__).parent
-ELSEWHERE = {Path("fuzz")}  # random input, for several packages at once
+# Random input, and kills and damage, for several packages at once.
+ELSEWHERE = {Path("fuzz"), Path("faults")}
 
 
 def test_no_two_test_files_have_the_same_name() -> None:

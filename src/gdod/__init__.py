@@ -1,8 +1,8 @@
 """Multi-task training without tasks fighting over shared parameters: GDOD (CIKM 2022) for PyTorch.
 
 Names are loaded when they are first used, so that the command line's help need not wait for torch. (That
-is also why `backward` lives in a module of another name: a module `gdod.backward` would hide it.) `gdod.data` and
-`gdod.training` are not in `__all__`, because they need packages of the extra "cli".
+is also why `backward` lives in a module of another name: a module `gdod.backward` would hide it.) `gdod.data`,
+`gdod.training` and `gdod.MultiTaskModel` are not in `__all__`, because they need packages of the extra "cli".
 """
 
 from importlib import import_module
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from gdod import models
     from gdod import training as training
     from gdod._backward import Accumulation, Info, backward
-    from gdod.errors import InputError, MixingWarning, NonFiniteInputError
+    from gdod.errors import InputError, MixingWarning, NonFiniteInputError, SlowPathWarning
+    from gdod.estimator import MultiTaskModel as MultiTaskModel
     from gdod.methods import (
         GDOD,
         METHODS,
@@ -60,6 +61,7 @@ __all__ = [
     "OwnUpdate",
     "PCGrad",
     "PenaltyMethod",
+    "SlowPathWarning",
     "Sum",
     "TaskMethod",
     "Uncertainty",
@@ -76,14 +78,20 @@ __all__ = [
 _PLACES = {
     "_backward": ("Accumulation", "Info", "backward"),
     "methods.torchjd": ("GDODAggregator", "GDODWeighting"),
-    "errors": ("InputError", "MixingWarning", "NonFiniteInputError"),
+    "errors": ("InputError", "MixingWarning", "NonFiniteInputError", "SlowPathWarning"),
 }
 
 
+# What needs packages of the extra "cli", and where it is.
+_WITH_EXTRA = {"data": "data", "estimator": "estimator", "training": "training", "MultiTaskModel": "estimator"}
+
+
 def __getattr__(name: str) -> object:
-    if name in ("data", "models", "training"):
+    if name == "models" or name in _WITH_EXTRA:
+        place = _WITH_EXTRA.get(name, name)
         try:
-            return import_module(f"gdod.{name}")
+            module = import_module(f"gdod.{place}")
+            return module if name == place else getattr(module, name)
         except ModuleNotFoundError as error:
             raise ImportError(
                 f"gdod.{name} needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
@@ -97,4 +105,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__, "data", "training"]
+    return [*globals(), *__all__, *_WITH_EXTRA]

@@ -144,10 +144,15 @@ def test_check_prints_all_settings_and_does_nothing(place: Path) -> None:
 
 def test_options_beside_resume_are_compared_with_those_of_the_run(place: Path) -> None:
     assert train("--method", "sum", "--steps", "2", "--out", "run", "--quiet").exit_code == 0
-    other = gdod("train", "--resume", "--out", "run", "--steps", "9")
+    other = gdod("train", "--resume", "--out", "run", "--steps", "1")
     assert other.exit_code == 2
-    assert "steps is 2, not 9. Go on with its own with gdod train --resume --out run" in other.stderr
+    assert "steps is 2, not 1. Go on with its own with gdod train --resume --out run" in other.stderr
+    assert gdod("train", "--resume", "--out", "run", "--steps", "9", "--lr", "3").exit_code == 2
     assert gdod("train", "--resume", "--out", "run", "--steps", "2").exit_code == 0
+    longer = gdod("train", "--resume", "--out", "run", "--steps", "9")  # the one change that a run goes on with
+    assert longer.exit_code == 0, longer.output
+    assert "goes on from step 2 to step 9" in " ".join(longer.output.split())
+    assert json.loads((place / "run" / "result.json").read_text())["steps"] == 9
 
 
 def test_brackets_in_names_are_no_markup(place: Path) -> None:
@@ -368,3 +373,27 @@ def test_an_evaluation_shows_every_kind_of_task() -> None:
     training.Shown(console).evaluated(3, {"mean_auc": 0.625, "tasks": tasks}, best=True)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "validation AUC 0.6250 (click 0.7500, buy 0.5000, age rmse 2.0000, a\\x1b[31m log_loss 1.0000)" in shown
+
+
+def test_a_run_goes_on_with_the_rows_of_a_new_day(place: Path) -> None:
+    assert train("--steps", "4", "--out", "monday", "--quiet").exit_code == 0
+    tiny.frame(900, seed=1).write_csv(place / "tuesday.csv")
+    update = ["train", "--from", "monday", "--data", "tuesday.csv"]
+    checked = gdod(*update, "--check")
+    assert checked.exit_code == 0, checked.output
+    assert f"update of the run in {place / 'monday'}" in " ".join(checked.output.split())
+    done = gdod(*update, "--half-life", "4", "--out", "tuesday")
+    assert done.exit_code == 0, done.output
+    told = json.loads((place / "tuesday" / "about.json").read_text())["update"]
+    assert (told["from"], told["half_life"], told["updates"]) == (str(place / "monday"), 4, 1)
+    assert gdod("predict", "tuesday", "tuesday.csv", "--out", "scores.csv").exit_code == 0
+    for arguments, said in (
+        (["train", "--data", "tuesday.csv", "--half-life", "4"], "--half-life is for an update"),
+        (["train", "--data", "tuesday.csv", "--from", "nothing"], "nothing is no run to go on from"),
+        ([*update, "--model", "mmoe"], "an update cannot change that"),
+        ([*update, "--schema", "clicks.yaml", "--data", "clicks.csv"], "was trained on already"),
+    ):
+        refused = gdod(*arguments, "--out", "refused")
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
+        assert not (place / "refused").exists()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gdod.cli import options
+from gdod.cli.terminal import say, screen
 from gdod.cli.train import EXIT_CODES as TRAIN_EXIT_CODES
-from gdod.cli.train import explained, screen
+from gdod.cli.train import explained
 
 if TYPE_CHECKING:
     from gdod.experiments.plan import ComparisonPlan
@@ -28,13 +29,15 @@ Examples:
 
   gdod compare --data clicks.csv --schema clicks.yaml --method sum --rival lightgbm --rival catboost
 
+  gdod compare --data clicks.csv --schema clicks.yaml --method sum --rival lightgbm --folds 5
+
   gdod compare comparison.yaml --method sum --method cagrad:c=0.3 --tuned tuned/best.yaml --jobs 4
 """
 _SETTINGS = {
     "model": "models",
     "method": "methods",
     "rival": "rivals",
-    **{name: name for name in ("baseline", "single_task", "tuned")},
+    **{name: name for name in ("folds", "baseline", "single_task", "tuned")},
 }
 
 
@@ -46,6 +49,7 @@ def compare(
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    vectors: options.Vectors = None,
     recipe: options.Recipe = None,
     model: Annotated[
         list[str] | None, typer.Option(help="May be given several times: mmoe, mmoe:experts=4, ...")
@@ -56,8 +60,12 @@ def compare(
     rival: Annotated[
         list[str] | None, typer.Option(help="Boosted trees beside them, one model a task: lightgbm, catboost:depth=8.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0 on. (default: 3)")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0 on. (default: 3; with --folds 1)")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A certain seed. May be given several times.")] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(min=2, max=255, help="Cross-validate: cut the table into so many folds, each tested on once."),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(help="Method that others are compared with. (default: sum)")] = None,
     single_task: Annotated[
         bool | None, typer.Option("--single-task", help="Train single-task models, too, and give Δm %.")
@@ -80,7 +88,7 @@ def compare(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train models × methods × seeds in parallel, and compare them: table, report, CSV.
+    """Train models × methods × seeds (× folds) in parallel, and compare them: table, report, CSV.
 
     Finished runs are never repeated: after an interruption, give the same command again.
     """
@@ -138,6 +146,7 @@ def _compare(
     from gdod.experiments.compare import compare
     from gdod.experiments.summary import caption, figures, overview_table
     from gdod.experiments.watch import ShownRuns, Watch
+    from gdod.report.result_tables import trade_sentences
     from gdod.report.tables import as_terminal
 
     console = screen(stderr=as_json)
@@ -160,6 +169,8 @@ def _compare(
         if any(setting.finished for setting in outcome.study.settings):
             console.print(caption(outcome.study))
             console.print(as_terminal(overview_table(outcome.study)))
+            for sentence in trade_sentences(outcome.study):
+                console.print(f"{sentence}.", soft_wrap=True)
         for path in written.values():
             console.print(str(path), soft_wrap=True)
     end(outcome.failed)
@@ -168,7 +179,7 @@ def _compare(
 def end(failed: Mapping[str, str]) -> None:
     """Say which runs failed and why, and make that the exit code."""
     for name, message in failed.items():
-        typer.echo(f"gdod: {name} failed: {message}", err=True)
+        say(f"gdod: {name} failed: {message}", err=True)
     if failed:
         raise typer.Exit(SOME_FAILED)
 
@@ -179,5 +190,5 @@ def stopping_told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("gdod: stopped; the runs are saved. To go on, give the same command again.", err=True)
+        say("gdod: stopped; the runs are saved. To go on, give the same command again.", err=True)
         raise typer.Exit(130) from None

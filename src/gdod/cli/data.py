@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdod._checks import visible
 from gdod.cli import download
 from gdod.cli.options import AsJson
-from gdod.cli.train import explained, screen
+from gdod.cli.terminal import say, screen
+from gdod.cli.train import explained
 
 if TYPE_CHECKING:
     from gdod.data import Inspection
@@ -53,6 +53,7 @@ def inspect(
 ) -> None:
     """Show columns, types, numbers of values, missing values and label rates; write a schema to edit."""
     with explained():
+        from gdod._files import write_text
         from gdod.data import inspect
         from gdod.data.tables.table_schema import FileFormat
         from gdod.errors import InputError
@@ -68,8 +69,8 @@ def inspect(
         else:
             _print_inspection(inspection)
         if out is not None:
-            out.write_text(inspection.to_yaml(), "utf-8")
-            typer.echo(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
+            write_text(out, inspection.to_yaml())
+            say(f"Wrote {out}. Edit it, then: gdod data prepare {source} --schema {out}", err=True)
 
 
 def _print_inspection(inspection: "Inspection") -> None:
@@ -82,7 +83,7 @@ def _print_inspection(inspection: "Inspection") -> None:
     titles = ("column", "taken for", "found", "for example")
     _print_table(titles, rows, f"{inspection.source}: {inspection.rows:,} {looked}")
     if not any(column.type == "label" for column in inspection.columns):
-        typer.echo("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
+        say("No column looks like a label. Name what is to be predicted: --label NAME", err=True)
 
 
 @app.command(epilog=PREPARE_EXAMPLES)
@@ -124,7 +125,7 @@ def clean(
         from gdod.data.preparing.cache import cache_folder, clean
 
         removed, size = clean(cache_folder(cache), days)
-        typer.echo(f"{removed} folder{'s' * (removed != 1)} removed from {cache_folder(cache)}, {size / 1e6:,.1f} MB")
+        say(f"{removed} folder{'s' * (removed != 1)} removed from {cache_folder(cache)}, {size / 1e6:,.1f} MB")
 
 
 def _print_prepared(folder: Path, as_json: bool) -> None:
@@ -144,8 +145,8 @@ def _print_prepared(folder: Path, as_json: bool) -> None:
         rows.append([part, f"{held['rows']:,}", *cells])
     _print_table(("part", "rows", *(f"{name} (mean, labelled)" for name in labels)), rows, about["name"])
     for note in about["notes"]:
-        typer.echo(f"- {visible(note)}")
-    typer.echo(f"Prepared: {folder}")
+        say(f"- {note}")
+    say(f"Prepared: {folder}")
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdod.cli.train import explained, screen
+from gdod.cli.terminal import say, screen
+from gdod.cli.train import explained
 
 if TYPE_CHECKING:
     from gdod.data.sets.download import ByHand, Progress
@@ -59,18 +60,18 @@ def download(
             return
         wanted = PUBLIC[name] if sha256 is None else other(PUBLIC[name], sha256)
         with _bar(wanted.name) as progress:
-            path = fetch(wanted, target, progress, say=lambda text: typer.echo(f"gdod: {text}", err=True))
-        typer.echo(f"{path}  sha256 {digest(path)}")
-        typer.echo(f"Use it with: gdod train --data {name}" + (f" --data-folder {folder}" if folder else ""))
+            path = fetch(wanted, target, progress, say=lambda text: say(f"gdod: {text}", err=True))
+        say(f"{path}  sha256 {digest(path)}")
+        say(f"Use it with: gdod train --data {name}" + (f" --data-folder {folder}" if folder else ""))
 
 
 def _say_what_to_do(name: str, wanted: "ByHand", folder: Path) -> None:
     from gdod.data.sets import SOURCES
 
-    typer.echo(f"{name} is given to people who log in at {wanted.page}. Put these files there yourself:")
+    say(f"{name} is given to people who log in at {wanted.page}. Put these files there yourself:")
     for file in wanted.files:
-        typer.echo(f"  {folder / file}" + ("  (is there)" if SOURCES[name].is_here(folder, file) else ""))
-    typer.echo(f"Each may be compressed ({wanted.files[0]}.gz); {wanted.hint}.")
+        say(f"  {folder / file}" + ("  (is there)" if SOURCES[name].is_here(folder, file) else ""))
+    say(f"Each may be compressed ({wanted.files[0]}.gz); {wanted.hint}.")
 
 
 def ads(
@@ -124,10 +125,10 @@ def ads(
             table = pl.concat([table, made.truth.rename(true_name)], how="horizontal")
         _write(out, table.write_parquet if out.suffix == ".parquet" else table.write_csv)
         _write(schema, lambda part: part.write_text(schema_yaml(options, truth=truth), "utf-8"))
-        typer.echo(f"{out}: {len(table):,} rows")
+        say(f"{out}: {len(table):,} rows")
         for line in describe(made.table, made.truth):
-            typer.echo(f"  {line}")
-        typer.echo(f"Use it with: gdod train --data {out} --schema {schema}")
+            say(f"  {line}")
+        say(f"Use it with: gdod train --data {out} --schema {schema}")
 
 
 def sets() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gdod.cli.terminal import say
+
 if TYPE_CHECKING:
     from gdod.experiments.run_config import RunConfig
 
@@ -16,6 +18,9 @@ Recipe = Annotated[str | None, typer.Option(help="What fills settings that you d
 SchemaFile = Annotated[Path | None, typer.Option(help="What the columns of your own table are (YAML or TOML).")]
 Label = Annotated[list[str] | None, typer.Option(help="A column to predict, if you give no schema.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Where the files of a named data set are.")]
+Vectors = Annotated[
+    Pairs, typer.Option(metavar="COLUMN=FILE", help="Begin with the vectors of a file for a column's values.")
+]
 DataOption = Annotated[Pairs, typer.Option(metavar="NAME=VALUE", help="Of a named data set.")]
 Optimizer = Annotated[str | None, typer.Option(help="adam, adamw, sgd, sparse-adam.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate.")]
@@ -46,9 +51,12 @@ _SETTINGS = {
 # Of options of the form NAME=VALUE, what NAME is put behind. --set comes last: it wins over all others.
 _PAIRS = {
     "data_option": "data.options.",
+    "vectors": "data.vectors.",
     "model_option": "model.options.",
     "method_option": "method.options.",
     "task_weight": "task_weights.",
+    "positive_weight": "positive_weights.",
+    "negatives_kept": "negatives_kept.",
     "set_": "",
 }
 
@@ -74,7 +82,7 @@ def given_settings(context: typer.Context, own: Mapping[str, str]) -> dict[str, 
 def tell_recipe(chosen: Iterable[str]) -> None:
     """Print what a recipe chose: not among the settings, which may go to a file."""
     for sentence in chosen:
-        typer.echo(sentence, err=True)
+        say(sentence, err=True)
 
 
 def rehearse_all(configs: "Iterable[RunConfig]") -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gdod._checks import visible
 from gdod.cli.options import AsJson
-from gdod.cli.train import explained, screen, show_metrics
+from gdod.cli.terminal import say, screen
+from gdod.cli.train import explained, show_metrics
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that gdod train wrote.")]
 TableFile = Annotated[
@@ -68,18 +68,23 @@ def predict(
         else:
             written = predict_file(loaded, data, out, keep=keep or (), batch=batch)
         for note in written.notes:
-            typer.echo(f"gdod: {visible(note)}", err=True)
+            say(f"gdod: {note}", err=True)
         if as_json:
             about = {"out": str(out), "rows": written.rows, "columns": written.columns, "notes": written.notes}
             typer.echo(json.dumps(about, indent=2))
         else:
-            typer.echo(f"{written.rows:,} rows in {out}")
+            say(f"{written.rows:,} rows in {out}")
 
 
 def evaluate(
     run: RunFolder,
     data: TableFile,
     weights: Weights = "best",
+    threshold: Annotated[float, typer.Option(help="The probability from which on F1 takes a row for a 1.")] = 0.5,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="For the AUC within each user, say.")] = None,
+    all_negatives: Annotated[
+        bool, typer.Option("--all-negatives", help="The table has all negatives, unlike that of training.")
+    ] = False,
     batch: Batch = 8192,
     device: Device = "cpu",
     threads: Threads = None,
@@ -90,14 +95,16 @@ def evaluate(
         import torch
 
         from gdod.training import load_run
-        from gdod.training.predict import evaluate_file
+        from gdod.training.predict import EvaluationOptions, evaluate_file
 
         if threads is not None:
             torch.set_num_threads(threads)
-        metrics = evaluate_file(load_run(run, weights=weights, device=device), data, batch=batch)
+        loaded = load_run(run, weights=weights, device=device)
+        wanted = EvaluationOptions(threshold, group, all_negatives)
+        metrics = evaluate_file(loaded, data, batch=batch, options=wanted)
         if as_json:
             typer.echo(json.dumps(metrics, indent=2))
             return
         for note in metrics["notes"]:
-            typer.echo(f"gdod: {visible(note)}", err=True)
+            say(f"gdod: {note}", err=True)
         show_metrics(screen(), {"table": metrics})

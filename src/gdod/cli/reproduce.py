@@ -21,13 +21,17 @@ Examples:
   gdod reproduce table2 table5 --data-folder data
 
   gdod reproduce study --data-folder data --seeds 5 --jobs 4
+
+  gdod reproduce front --data-folder data
+
+  gdod reproduce front-drugs --data-folder data
 """
 
 
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="all, study, or names: table1 ... table5, figure3 ... figure6, and parts of the study."),
+        typer.Argument(help="all, study, front, or names: table1 ... table5, figure3 ... figure6, parts of the study."),
     ] = None,
     data_folder: Annotated[
         Path | None, typer.Option(help="Folder with book-crossing/, ijcai15/ and census-income-kdd/.")
@@ -49,6 +53,7 @@ def reproduce(
     with explained():
         from rich.console import Console
 
+        from gdod.experiments.paper.fronts import FRONT, TITLE
         from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen
         from gdod.experiments.paper.reproduce import reproduce as run
         from gdod.experiments.watch import ShownRuns, Watch
@@ -56,6 +61,7 @@ def reproduce(
         if names:
             for one in EXPERIMENTS.values():
                 typer.echo(f"{one.name:12} {one.title}")
+            typer.echo(f"{FRONT:12} {TITLE}")
             return
         chosen(what or [])
         console = Console(stderr=as_json)

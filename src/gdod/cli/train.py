@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gdod.cli import options
+from gdod.cli.terminal import say, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,8 @@ Examples:
   gdod train --resume --out runs/clicks
 
   gdod train --data clicks.csv --schema clicks.yaml --nproc 4
+
+  gdod train --from runs/monday --data tuesday.parquet --out runs/tuesday
 """
 
 _SETTINGS = {
@@ -46,6 +49,9 @@ _SETTINGS = {
     "schedule": "schedule.name",
     "warmup": "schedule.warmup",
     **{name: name for name in ("clip", "log_every", "checkpoint_every", "seed", "device", "precision", "non_finite")},
+    "calibrate": "calibrate",
+    "from_": "update.from",
+    "half_life": "update.half_life",
     "tensorboard": "tensorboard",
 }
 
@@ -58,8 +64,17 @@ def train(
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    vectors: options.Vectors = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="A run that goes on with the new rows of --data, in --out.")
+    ] = None,
+    half_life: Annotated[
+        float | None, typer.Option(help="With --from: updates after which what was counted counts half.")
+    ] = None,
     recipe: options.Recipe = None,
-    model: Annotated[str | None, typer.Option(help="shared-bottom, cross-stitch, mmoe, snr, ple, single-task.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="shared-bottom, cross-stitch, mmoe, snr, ple, stem, esmm, aitm, single-task.")
+    ] = None,
     model_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. experts=4.")] = None,
     method: Annotated[str | None, typer.Option(help="sum (default), gdod, weighted-gdod, pcgrad, cagrad, ...")] = None,
     method_option: Annotated[options.Pairs, typer.Option(metavar="NAME=VALUE", help="E.g. groups=16.")] = None,
@@ -73,6 +88,13 @@ def train(
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     task_weight: Annotated[options.Pairs, typer.Option(metavar="TASK=FACTOR", help="Factor of a task's loss.")] = None,
+    positive_weight: Annotated[
+        options.Pairs, typer.Option(metavar="TASK=FACTOR", help="How often a positive example of a task counts.")
+    ] = None,
+    negatives_kept: Annotated[
+        options.Pairs, typer.Option(metavar="TASK=SHARE", help="Share of the negatives that the table still has.")
+    ] = None,
+    calibrate: Annotated[str | None, typer.Option(help="On validation, after training: none, platt, isotonic.")] = None,
     patience: options.Patience = None,
     monitor: options.Monitor = None,
     evaluate_every: options.EvaluateEvery = None,
@@ -121,7 +143,8 @@ def _train(
     config = _config(file, settings, out, resume)
     if check_only:
         check(config)
-        rehearse(config)
+        if config.update is None:
+            rehearse(config)
         config, chosen = preview(config)
         options.tell_recipe(chosen)
         typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
@@ -184,39 +207,55 @@ def _config(file: Path | None, settings: dict[str, Any], out: Path | None, resum
             )
         return check_config(merged(Folder(out).read_config().model_dump(mode="json"), nested(settings)))
     options.need_data(file, settings)
+    if "update.half_life" in settings and "update.from" not in settings and file is None:
+        raise InputError("--half-life is for an update of a run; name that with --from")
     return read_config(file, settings)
-
-
-def screen(*, stderr: bool = False) -> "Console":
-    """Return a console. Names of tasks, columns and files may have brackets, which are no markup."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, markup=False, highlight=False)
 
 
 def show_metrics(console: "Console", parts: dict[str, dict[str, Any]]) -> None:
     """Print the metrics of all tasks on one or more parts of the data, and why some are not there."""
     from gdod.report.tables import as_terminal
 
-    console.print(as_terminal(_table(parts), frame="box"))
+    tasks = list(dict.fromkeys(task for metrics in parts.values() for task in metrics["tasks"]))
+    tables = {_metric_names(parts, tasks): tasks}
+    if len(next(iter(tables))) > _MOST_METRICS:  # a table for each kind of task
+        tables = {}
+        for task in tasks:
+            tables.setdefault(_metric_names(parts, [task]), []).append(task)
+    for names, alike in tables.items():
+        console.print(as_terminal(_table(parts, alike, names), frame="box"))
     for part, metrics in parts.items():
         for task, one in metrics["tasks"].items():
             if "note" in one:
                 console.print(f"{task}, {part}: {one['note']}", soft_wrap=True)
 
 
-def _table(parts: dict[str, dict[str, Any]]) -> "TextTable":
+_MOST_METRICS = 6  # side by side: more do not fit into a terminal
+_TITLES = {
+    "auc": "AUC",
+    "pr_auc": "PR-AUC",
+    "group_auc": "group AUC",
+    "f1": "F1",
+    "log_loss": "log loss",
+    "rmse": "rmse",
+    "mae": "mae",
+    "accuracy": "accuracy",
+    "auc_one_vs_rest": "AUC by class",
+}
+
+
+def _metric_names(parts: dict[str, dict[str, Any]], tasks: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that any of these tasks has."""
+    there = {name for metrics in parts.values() for task in tasks for name in metrics["tasks"][task]}
+    return tuple(name for name in _TITLES if name in there)
+
+
+def _table(parts: dict[str, dict[str, Any]], tasks: Sequence[str], names: Sequence[str]) -> "TextTable":
     from gdod.report.numbers import number
     from gdod.report.tables import Cell, Column, TextTable
 
-    tasks = {task: None for metrics in parts.values() for task in metrics["tasks"]}
-    names = [
-        name
-        for name in ("auc", "log_loss", "rmse", "mae", "accuracy")
-        if any(name in metrics for part in parts.values() for metrics in part["tasks"].values())
-    ]
     columns = [Column("task", numeric=False), Column("part", numeric=False)]
-    columns += [Column(name.replace("_", " ").replace("auc", "AUC")) for name in (*names, "labels")]
+    columns += [Column(title) for title in (*(_TITLES[name] for name in names), "labels")]
     rows = []
     for task in tasks:
         for part, metrics in parts.items():
@@ -270,8 +309,6 @@ def _fail_in_training(error: Exception, silent: bool) -> None:
 
 
 def _fail(text: str, code: int, silent: bool = False) -> None:
-    from gdod._checks import visible
-
     if not silent:
-        typer.echo(f"gdod: {visible(text)}", err=True)
+        say(f"gdod: {text}", err=True)
     raise typer.Exit(code)

@@ -9,7 +9,8 @@ import typer
 
 from gdod.cli import options
 from gdod.cli.compare import EXIT_CODES, end, stopping_told
-from gdod.cli.train import explained, screen
+from gdod.cli.terminal import say, screen
+from gdod.cli.train import explained
 
 if TYPE_CHECKING:
     from gdod.experiments.search import Space
@@ -40,6 +41,7 @@ def tune(
     label: options.Label = None,
     data_folder: options.DataFolder = None,
     data_option: options.DataOption = None,
+    vectors: options.Vectors = None,
     recipe: options.Recipe = None,
     model: Annotated[str | None, typer.Option(help="E.g. mmoe, or mmoe:experts=4. (default: shared-bottom)")] = None,
     method: Annotated[str | None, typer.Option(help="E.g. cagrad, or gdod:groups=16. (default: sum)")] = None,
@@ -115,6 +117,6 @@ def _tune(search: "Search", out: Path, jobs: int | None, *, as_json: bool, quiet
         typer.echo(json.dumps({**told, "failed": failed}))
     else:
         settings = ", ".join(f"{name}={value}" for name, value in best.settings.items())
-        typer.echo(f"Best of {best.trials} trials on validation: {settings} ({best.value:.4f})")
-        typer.echo(f"Use it with: gdod compare ... --tuned {best.file}")
+        say(f"Best of {best.trials} trials on validation: {settings} ({best.value:.4f})")
+        say(f"Use it with: gdod compare ... --tuned {best.file}")
     end({f"trial {name}": message for name, message in best.failed.items()})

@@ -1,0 +1,1 @@
+"""A run's predictions over HTTP, for `gdod serve`."""
