@@ -6,12 +6,13 @@ READY := .venv/.ready
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 FRESH_PIP := $(subst $(BIN),build/fresh/bin,$(PIP))
 
-.PHONY: help demo test test-all coverage lint format docs package bench
+.PHONY: help demo test test-all faults coverage lint format docs package bench
 
 help:
 	@echo "make demo      nine methods on simulated ads: a table, and a report for the browser"
 	@echo "make test      run the tests (without the slow ones)"
 	@echo "make test-all  run all tests"
+	@echo "make faults    kill, damage and fill up what the commands work on (about 20 minutes), and count what survives"
 	@echo "make coverage  run the tests of make test and say which lines they never reach"
 	@echo "make lint      check style and types"
 	@echo "make format    put the code into the style that lint checks"
@@ -36,6 +37,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/pytest -q
+
+faults: $(READY)
+	$(BIN)/pytest -q -m faults tests/faults
 
 coverage: $(READY)
 	$(BIN)/pytest -q -m "not slow" -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html
@@ -73,5 +77,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.ads
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.estimator
 	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.distributed
+	$(BIN)/python -m benchmarks.serve

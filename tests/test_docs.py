@@ -15,7 +15,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
 DIRECTIVE = re.compile(r"^::: (\S+)", re.MULTILINE)
-PUBLIC = ["gdod", "gdod.methods", "gdod.models", "gdod.data", "gdod.training", "gdod.report"]
+PUBLIC = ["gdod", "gdod.methods", "gdod.models", "gdod.data", "gdod.training", "gdod.estimator", "gdod.report"]
 
 
 def name(path: Path) -> str:

@@ -39,6 +39,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "longest": st.sampled_from([1, 2, 50, 10**12]),
     "kind": st.sampled_from(["binary", "regression", "multiclass"]),
     "when": st.sampled_from([None, *NAMES]),
+    "of": st.sampled_from([None, *NAMES, "nobody"]),
     "positive": st.sampled_from([None, ["1"], [1, True], "0", []]),
     "classes": st.sampled_from([None, ["0", "1"], [0, 1], ["1", "1"], [""]]),
     "by": st.sampled_from(["random", "time", "group", "files"]),
