@@ -141,7 +141,8 @@ def step(model: Model, feed: Iterator[Example], back: Callable[[dict[str, Tensor
     batch, labels = next(feed)
     start = time.perf_counter()
     model.zero_grad()
-    back(per_example_losses(model(batch), labels, model.tasks).losses)
+    logits = model(batch)
+    back(per_example_losses(logits, labels, model.tasks, penalties=model.example_penalties(logits)).losses)
     return time.perf_counter() - start
 
 

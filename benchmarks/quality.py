@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
-import polars as pl
 import typer
 
 from benchmarks.report import environment, markdown_table
@@ -45,6 +44,7 @@ ALONE = "single-task-sum"
 
 PARTS: dict[str, Settings] = {
     "target statistics": {"data": {"features": {"statistics": False}}},
+    "statistics of repeated numbers": {"data": {"features": {"repeated_numbers": False}}},
     "statistics of pairs": {"data": {"features": {"pairs": 0}}},
     "statistics of frequent values left out": {"data": {"features": {"rows_per_value": 1_000_000_000}}},
     "piecewise-linear numbers": {"data": {"features": {"bins": 0}}},
@@ -88,33 +88,11 @@ def named(source: str, folder: str) -> Callable[[Path, Path], Settings]:
     return lambda data, work: {"source": source, "folder": str(data / folder)}
 
 
-_PEOPLE = "age gender education country ethnicity n e o a c imp ss"
-_SUBSTANCES = (
-    "Alcohol Amphet Amyl Benzos Caff Cannabis Choc Coke Crack Ecstasy Heroin Ketamine Legalh LSD Meth Mushrooms "
-    "Nicotine Semer VSA"
-)
-_LABELS = "Amphet Amyl Benzos Cannabis Coke Ecstasy Ketamine Legalh LSD Meth Mushrooms Nicotine"
-
-
-def drug_consumption(data: Path, work: Path) -> Settings:
-    """Write the table of twelve tasks "used within the last year", and return its data settings."""
-    people, labels = _PEOPLE.split(), _LABELS.split()
-    source = data / "drug-consumption" / "drug_consumption.data"
-    if not source.exists():
-        raise InputError(f"{source} is missing; name the folder of the data sets with --data or in $GDOD_DATA")
-    table = pl.read_csv(source, has_header=False, new_columns=["id", *people, *_SUBSTANCES.split()])
-    used = [pl.col(name).is_in(["CL3", "CL4", "CL5", "CL6"]).cast(pl.Int8) for name in labels]
-    table.with_columns(used).select(*people, *labels).write_csv(work / "table.csv")
-    columns: Settings = {**dict.fromkeys(people, "numeric"), **dict.fromkeys(labels, "label")}
-    _write_schema(TableSchema(columns=columns), work / "schema.yaml")
-    return {"source": str(work / "table.csv"), "schema": str(work / "schema.yaml")}
-
-
 SETS = {
     "census": QualitySet("Census-Income", named("census", "census-income-kdd")),
     "bookcrossing": QualitySet("BookCrossing", named("bookcrossing", "book-crossing")),
     "ijcai15": QualitySet("shop log (IJCAI-15 layout)", named("ijcai15", "ijcai15")),
-    "drugs": QualitySet("drug consumption", drug_consumption),
+    "drugs": QualitySet("drug consumption", named("drugs", "drug-consumption")),
 }
 
 
@@ -190,11 +168,12 @@ class Bench:
         seeds: int,
         splits: bool,
         jobs: int | None = None,
+        rivals: Sequence[str] = tuple(RIVALS),
         parts: Mapping[str, Settings] = PARTS,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.table, self.version, self.seeds, self.splits, self.jobs = table, version, range(seeds), splits, jobs
-        self.parts, self.settings = parts, dict(settings or {})
+        self.rivals, self.parts, self.settings = rivals, parts, dict(settings or {})
         self.folder = runs / key / ("splits" if splits else "fixed")
         self.work = (runs / key / "data").resolve()
         self.work.mkdir(parents=True, exist_ok=True)
@@ -213,7 +192,7 @@ class Bench:
         }[stage]()
 
     def _rivals(self) -> None:
-        self._compare("rivals", {"methods": [], "rivals": list(RIVALS), "recipe": "paper"})
+        self._compare("rivals", {"methods": [], "rivals": list(self.rivals), "recipe": "paper"})
 
     def _parts(self) -> None:
         for name, settings in self.parts.items():
@@ -270,7 +249,7 @@ class Bench:
         if not self._times_file("preparing").exists():
             write_json_in(self._times_file("preparing"), self._preparing())
         runs: dict[str, Settings] = {"ours": {"methods": ["sum"]}}
-        runs |= {name: {"methods": [], "rivals": [name], "recipe": "paper"} for name in RIVALS}
+        runs |= {name: {"methods": [], "rivals": [name], "recipe": "paper"} for name in self.rivals}
         for what, settings in runs.items():
             file = self._times_file(what)
             if file.exists():
@@ -288,19 +267,20 @@ class Bench:
         return (self.folder if what in RIVALS else self.folder / self.version) / "times" / f"{what}.json"
 
     def _preparing(self) -> dict[str, float]:
+        """Return the seconds of preparing the table for us and for rivals, after each was done once.
+
+        What is done for the first time in a process takes longer, whoever comes first.
+        """
         config = make_plan({"recipe": RECIPE, "methods": ["sum"], "data": self.data, **self.settings}).config
-        data, seconds = config.data, []
-        with tempfile.TemporaryDirectory() as cache:
-            for made in (
-                lambda: prepare(
-                    data.source, schema=data.schema_file, folder=data.folder, cache=cache, features=data.features
-                ),
-                lambda: prepare_input(data.model_copy(update={"cache": Path(cache)})),
-            ):
+        data, seconds = config.data, {}
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as cache:
                 started = time.perf_counter()
-                made()
-                seconds.append(time.perf_counter() - started)
-        return dict(zip(("ours", "rivals"), seconds, strict=True))
+                prepare(data.source, schema=data.schema_file, folder=data.folder, cache=cache, features=data.features)
+                ours = time.perf_counter()
+                prepare_input(data.model_copy(update={"cache": Path(cache)}))
+                seconds = {"ours": ours - started, "rivals": time.perf_counter() - ours}
+        return seconds
 
     # Reading them
 
@@ -517,6 +497,7 @@ def main(
     splits: Annotated[bool, typer.Option("--splits", help="Each seed also cuts the table into other parts.")] = False,
     version: Annotated[str | None, typer.Option(help="Whose runs: a commit. (default: that of src/gdod now)")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. (default: as many as cores)")] = None,
+    rival: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(RIVALS)}. (default: all)")] = None,
     data: Annotated[Path, typer.Option(envvar="GDOD_DATA", help="The folder of the data sets.")] = Path("data"),
     runs: Annotated[Path, typer.Option(help="The folder for runs.")] = Path("runs/quality"),
     out: Annotated[Path, typer.Option(help="Folder for quality.json and quality.md.")] = RESULTS,
@@ -527,6 +508,9 @@ def main(
     for name in chosen:
         if name not in SETS:
             raise typer.BadParameter(f"{name!r}; expected some of {', '.join(SETS)}", param_hint="--set")
+    for name in rival or ():
+        if name not in RIVALS:
+            raise typer.BadParameter(f"{name!r}; expected some of {', '.join(RIVALS)}", param_hint="--rival")
     stages = [Stage.TIMES] if times else stage or [one for one in Stage if one is not Stage.TIMES]
     benches = [
         Bench(
@@ -538,6 +522,7 @@ def main(
             seeds=seeds,
             splits=splits,
             jobs=jobs,
+            rivals=rival or tuple(RIVALS),
         )
         for key in chosen
     ]

@@ -27,15 +27,15 @@ class Results:
     kept: list[Timing | Skipped] = field(default_factory=list)  # with an allocator that keeps freed memory
     memory: list[Memory] = field(default_factory=list)
 
-    def timing(self, case: Case, competitor: Competitor) -> Timing | None:
-        for timing in self.timings:
+    def timing(self, case: Case, competitor: Competitor, kept: bool = False) -> Timing | None:
+        for timing in self.kept if kept else self.timings:
             if isinstance(timing, Timing) and (timing.case, timing.competitor) == (case, competitor.name):
                 return timing
         return None
 
-    def doubt(self, case: Case) -> float:
+    def doubt(self, case: Case, kept: bool) -> float:
         """Return how far a ratio may be off: as far as plain against plain is; infinitely with too few blocks."""
-        plain, ours = self.timing(case, PLAIN), self.timing(case, GDOD)
+        plain, ours = self.timing(case, PLAIN, kept), self.timing(case, GDOD, kept)
         if plain is None or ours is None or min(plain.pairs, ours.pairs) < ENOUGH_PAIRS:
             return math.inf
         return abs(plain.ratio - 1)
@@ -72,15 +72,10 @@ class Results:
                 "are timed in turn. Median over pairs of blocks, with the quartiles. The column plain is the plain "
                 "step in one process against that in another: what the machine's noise makes of 1. Cases with Adam "
                 "time the whole training step. Tables have 8 columns. Empty: not run.",
-                timing_table(self.timings),
-            ]
-        if self.kept:
-            parts += [
-                "## The same where freed memory is kept",
-                "By default the C library gives a step's large gradients back to the system, and the next step, plain "
-                "or not, fetches them again page by page. With an allocator that keeps them (here glibc's, told so "
-                "with mallopt) the plain step is faster and GDOD's price is a larger share of it.",
-                timing_table(self.kept),
+                "Freed memory: by default the C library gives a step's large gradients back to the system, and the "
+                "next step, plain or not, fetches them again page by page. With an allocator that keeps them (here "
+                "glibc's, told so with mallopt) the plain step is faster and GDOD's price is a larger share of it.",
+                timing_table(self.timings, self.kept),
             ]
         if self.memory:
             parts += [
@@ -124,15 +119,18 @@ def contract(results: Results) -> list[Promise]:
         large = results.megabytes(Case(table_rows=LARGE, sparse=True))
         return None if small is None or large is None else large - small
 
-    def step(what: str, case: Case, bar: float, aim: float) -> Promise:
-        ours = results.timing(case, GDOD)
-        measured = None if ours is None else ours.ratio
-        return Promise(what, measured, bar, aim, doubt=results.doubt(case))
+    def step(what: str, case: Case, bar: float, aim: float) -> list[Promise]:
+        promises = []
+        for kept in (False, True):
+            ours = results.timing(case, GDOD, kept)
+            measured, doubt = None if ours is None else ours.ratio, results.doubt(case, kept)
+            promises.append(Promise(f"{what}, freed memory {_memory(kept)}", measured, bar, aim, doubt=doubt))
+        return promises
 
     return [
-        step("GDOD / plain step, K=2", Case(), 2.5, 1.6),
-        step("GDOD / plain step, K=6", Case(tasks=6), 5.0, 3.0),
-        step("GDOD / plain step with dense Adam, K=2", Case(adam=True), 1.3, 1.1),
+        *step("GDOD / plain step, K=2", Case(), 2.5, 1.6),
+        *step("GDOD / plain step, K=6", Case(tasks=6), 5.0, 3.0),
+        *step("GDOD / plain step with dense Adam, K=2", Case(adam=True), 1.3, 1.1),
         Promise(
             f"GDOD's peak memory, tables of {LARGE:,}",
             results.megabytes(Case(table_rows=LARGE)),
@@ -180,16 +178,24 @@ def contract_table(promises: Sequence[Promise]) -> str:
     return markdown_table(["what", "measured", "bar", "aim"], rows)
 
 
-def timing_table(timings: Sequence[Timing | Skipped]) -> str:
+def timing_table(timings: Sequence[Timing | Skipped], kept: Sequence[Timing | Skipped] = ()) -> str:
+    """Return a line for each case and for what becomes of freed memory: given back to the system, or kept."""
     names = present([timing.competitor for timing in timings])
-    cells = {(timing.case, timing.competitor): timing for timing in timings}
+    both = {False: timings, True: kept}
+    cells = {(timing.case, keeps, timing.competitor): timing for keeps, some in both.items() for timing in some}
     rows = []
     for case in dict.fromkeys(timing.case for timing in timings):
-        base = cells.get((case, PLAIN.name))
-        milliseconds = f"{base.milliseconds:.2f} ms" if isinstance(base, Timing) else ""
-        row = [str(case), milliseconds]
-        rows.append(row + [timing_cell(cells.get((case, name))) for name in names])
-    return markdown_table(["case", "plain step", *names], rows)
+        for keeps in (False, True):
+            line = [cells.get((case, keeps, name)) for name in names]
+            if any(line):
+                base = cells.get((case, keeps, PLAIN.name))
+                milliseconds = f"{base.milliseconds:.2f} ms" if isinstance(base, Timing) else ""
+                rows.append([str(case), _memory(keeps), milliseconds, *map(timing_cell, line)])
+    return markdown_table(["case", "freed memory", "plain step", *names], rows)
+
+
+def _memory(kept: bool) -> str:
+    return "kept" if kept else "given back"
 
 
 def timing_cell(timing: Timing | Skipped | None) -> str:

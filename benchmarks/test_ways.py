@@ -1,10 +1,13 @@
 """The ways must compute the same thing, or their times say nothing."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from benchmarks import real
 from benchmarks.case import Case, SharedBottom, batches
-from benchmarks.measure import Timing, time_competitors
+from benchmarks.measure import Skipped, Timing, time_competitors
 from benchmarks.report import Results, contract
 from benchmarks.ways import BATCHED, GDOD, NAIVE, PLAIN, TORCHJD, Competitor
 
@@ -56,3 +59,27 @@ def test_a_measurement_reaches_the_report() -> None:
     assert plain.low <= plain.ratio <= plain.high
     assert str(SMALL) in results.as_markdown()
     assert "GDOD" in results.as_json()
+
+
+def test_a_figure_says_what_became_of_freed_memory() -> None:
+    def timing(ratio: float) -> list[Timing | Skipped]:
+        return [Timing(Case(), name, ratio, ratio, ratio, 1.0, pairs=50) for name in (PLAIN.name, GDOD.name)]
+
+    results = Results("test", timing(1.5), kept=timing(3.25))
+    first, second = contract(results)[:2]
+    assert (first.measured, second.measured) == (1.5, 3.25)
+    assert "given back" in first.what
+    assert "kept" in second.what
+    lines = [line for line in results.as_markdown().splitlines() if line.startswith(f"| {Case()}")]
+    assert ["given back" in lines[0], "3.25" in lines[1], "kept" in lines[1]] == [True, True, True]
+
+
+def test_results_on_real_tables_are_kept_and_measured_again(tmp_path: Path) -> None:
+    def measured(case: real.Case, ratio: float) -> real.Measured:
+        return real.Measured(case, real.PLAIN, ratio, ratio, ratio, 1.0, 1.0, rounds=30, second=0.0, noise=1.0)
+
+    first, second, *_ = real.cases()
+    real.write([measured(second, 2.0)], tmp_path)
+    results = real.merged(real.kept_results(tmp_path / "real.json"), [measured(first, 3.0), measured(second, 4.0)])
+    assert [(one.case, one.ratio) for one in results] == [(first, 3.0), (second, 4.0)]
+    assert str(second) in (tmp_path / "real.md").read_text()
