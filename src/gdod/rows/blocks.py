@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gdod.rows.cotangent import working
+from gdod.rows.multiply import steady_gram
 from gdod.rows.views import undo
 
 Chain = Sequence[tuple[Node, int]]
@@ -82,25 +83,28 @@ def row_matrix(rows: Tensor) -> Tensor:
     return (torch.view_as_real(rows) if rows.is_complex() else rows).reshape(len(rows), -1)
 
 
-# Rows that are multiplied at once by all that follow: the fewer, the less is multiplied twice, but the slower. From
-# so many rows on a strip is twice as wide.
-_STRIP, _MANY_ROWS = 16, 128
+# Rows that are multiplied at once by all that follow: the fewer, the less is multiplied twice, but the slower. With so
+# few rows it costs more than it saves; from so many on a strip is twice as wide.
+_STRIP, _FEW_ROWS, _MANY_ROWS = 16, 48, 128
 # Columns are cut into pieces of at least so many, whose products are summed in the rows' own precision.
 _COLUMNS = 2048
 _MOST_PIECES = 32
 
 
-def symmetric_product(rows: Tensor) -> Tensor:
+def symmetric_product(rows: Tensor, steady: bool = False) -> Tensor:
     """Return ``rows @ rows.T`` in float64, at little more than half the multiplications: strips of its upper triangle,
     then mirrored.
 
-    Where it is to be differentiated again, it is the plain product.
+    Where it is to be differentiated again, it is the plain product. ``steady``: whether rows of this shape come in
+    every step.
     """
     count = len(rows)
     if torch.is_grad_enabled():
         return rows @ rows.T
+    if steady and (gram := steady_gram(rows)) is not None:
+        return gram
     strip = _STRIP if count < _MANY_ROWS else 2 * _STRIP
-    if count <= strip:
+    if count <= _FEW_ROWS:
         return _product(rows, rows)
     gram = rows.new_empty(count, count, dtype=torch.float64)
     for first in range(0, count, strip):
@@ -125,6 +129,6 @@ def _product(some: Tensor, others: Tensor) -> Tensor:
     return total if whole == size else total + some[:, whole:] @ others[:, whole:].T
 
 
-def sum_of_products(parts: Iterable[Tensor]) -> Tensor:
-    """Return the Gram matrix of rows that come some columns at a time."""
-    return reduce(torch.add, map(symmetric_product, parts))
+def sum_of_products(parts: Iterable[Tensor], steady: bool = False) -> Tensor:
+    """Return the Gram matrix of rows that come some columns at a time; ``steady`` as in `symmetric_product`."""
+    return reduce(torch.add, (symmetric_product(part, steady) for part in parts))

@@ -155,7 +155,7 @@ class Tables(Block):
             merged = list(self._merged(entries, self.ids, self.group, self.rows))
             if not precise and only is None and len(merged) == 1:
                 self.merged = merged[0]
-            return sum_of_products(merged)
+            return sum_of_products(merged, steady=True)
         assert self._repeated is not None
         at, number, count = self._repeated
         others = self._with_themselves(values.index_fill(1, at, 0))

@@ -5,7 +5,7 @@ between groups, so that nothing as large as a row appears; whichever costs less.
 """
 
 from bisect import bisect_right
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
-from gdod.rows.cotangent import Cotangent
+from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.multiply import product
 from gdod.rows.node_kinds import kind_of
 from gdod.rows.uses import Contraction, by_group, rows_of
@@ -46,11 +46,43 @@ class Products(Block):
         self.weight, self.bias = weight, bias
         self.tasks, self.groups = cotangent.tasks, cotangent.groups.count
         self.experts = x.shape[0]
-        # For each run of equal groups: [groups * E, places, in] and [groups * E, places, K * out].
+        self.cotangents = [(use, cotangent) for use, _, cotangent in uses]
+        # For each run of equal groups: [groups * E, places, in].
         self.xs = _join([by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
-        self.ds = _join([by_group(use.cotangent(c), c) for use, _, c in uses])
         self.inputs = self.xs[0].shape[-1]
-        self.rows = rows_of(self.xs, self.ds, self.experts, self.tasks) if self._rows_are_cheaper() else None
+        self.rows: Tensor | None = None  # [N, E * out * in]
+        self.by_task: Tensor | None = None  # rows in another order [K, groups, in, out]
+        if self._rows_are_cheaper():
+            if self._suits_by_task():
+                self.by_task = self._rows_by_task()
+            else:
+                self.rows = rows_of(self.xs, self.ds, self.experts, self.tasks)
+
+    @cached_property
+    def ds(self) -> list[Tensor]:
+        """The cotangents of all tasks side by side, for each run of equal groups. [groups * E, places, K * out]"""
+        return _join([by_group(use.cotangent(cotangent), cotangent) for use, cotangent in self.cotangents])
+
+    def _suits_by_task(self) -> bool:
+        """Return whether the cotangents of a task lie group after group, and are the wider factor of its rows."""
+        (use, cotangent), *others = self.cotangents
+        stacked = isinstance(cotangent.deltas, Tensor) and cotangent.deltas.dim() == 3
+        plain = not use.left and not use.vector and self.experts == 1 and not others
+        wide = self.inputs < use.outputs(cotangent)
+        return stacked and plain and wide and cotangent.is_in_order and not torch.is_grad_enabled()
+
+    def _rows_by_task(self) -> Tensor:
+        """Return the rows of one task after those of another, by wide products, which are quicker. [K, groups, in, out]
+
+        With 13 inputs and 256 outputs that takes half the time of `rows_of`, with 75 inputs four fifths.
+        """
+        deltas, x = working(self.cotangents[0][1].stacked), self.xs[0].mT  # [groups, in, places]
+        shape = (self.tasks, self.groups, self.inputs, deltas.shape[-1])
+        buffer = take(shape, deltas)
+        rows = deltas.new_empty(shape) if buffer is None else buffer
+        for task, delta in enumerate(deltas):
+            torch.bmm(x, delta.reshape(self.groups, -1, delta.shape[-1]), out=rows[task])
+        return rows
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -60,8 +92,15 @@ class Products(Block):
     def like(self) -> Tensor:
         return self.xs[0] if self.rows is None else self.rows
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows were made, since that is cheaper than their inner products alone."""
+        return self.rows is not None or self.by_task is not None
+
     def as_rows(self) -> Tensor:
         """Return the rows, made now if they were not needed so far. [N, E * out * in]"""
+        if self.by_task is not None:
+            return self.by_task.permute(1, 0, 3, 2).reshape(self.groups * self.tasks, -1)
         return rows_of(self.xs, self.ds, self.experts, self.tasks) if self.rows is None else self.rows
 
     def _rows_are_cheaper(self) -> bool:
@@ -70,7 +109,8 @@ class Products(Block):
         Only shapes decide, so that a run that is resumed, or another process, computes in the same way.
         """
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        outputs, tasks = self.ds[0].shape[-1] // self.tasks, self.tasks
+        use, cotangent = self.cotangents[0]
+        outputs, tasks = use.outputs(cotangent), self.tasks
         count, size = self.groups * tasks, self.inputs * outputs * self.experts
         rows = places * tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
         mixed = places**2 * outputs * tasks // 2  # half of the pairs of groups
@@ -80,12 +120,17 @@ class Products(Block):
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         columns = self._columns(only)
+        if self.by_task is not None:
+            rows = self.by_task[:, :, columns].reshape(self.groups * self.tasks, -1)
+            gram = symmetric_product(rows.double() if precise else rows, steady=True)
+            by_group = gram.view(self.tasks, self.groups, self.tasks, self.groups).permute(1, 0, 3, 2)
+            return by_group.reshape(gram.shape)
         if self.rows is None:
             return self._between_groups(torch.float64 if precise else self.xs[0].dtype, columns)
         rows = self.rows.double() if precise else self.rows
         if columns != slice(None):
             rows = rows.unflatten(1, (-1, self.inputs))[..., columns].flatten(1)
-        return symmetric_product(rows)
+        return symmetric_product(rows, steady=True)
 
     def _columns(self, only: Only) -> slice:
         """Return which inputs belong to the parameters asked for; the last one is the bias's, if there is one."""
@@ -136,14 +181,13 @@ class Products(Block):
             all_parts = torch.stack([pad(part, (0, 0, 0, 0, 0, places - len(part))) for part in parts])
         by_run = all_parts.split([count * size for count, size in runs], 1)
         sums = [
-            part.unflatten(1, (count, size)).sum(2, dtype=torch.float64)
-            for (count, size), part in zip(runs, by_run, strict=True)
+            part.unflatten(1, (count, size)).sum(2).double() for (count, size), part in zip(runs, by_run, strict=True)
         ]
         return sums[0] if len(sums) == 1 else torch.cat(sums, 1)
 
     def products_with(self, weights: Tensor) -> Tensor:
-        if self.rows is not None:
-            rows = self.rows.double()
+        if self.has_rows:
+            rows = self.as_rows().double()
             return weights @ rows @ rows.T
         weights = weights.view(len(weights), self.groups, self.tasks)
         sums, parts, group = list[Tensor](), list[Tensor](), 0
@@ -167,8 +211,12 @@ class Products(Block):
         return by_group.transpose(0, 1)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
-        grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
+        if self.by_task is not None:
+            by_task = weights.view(-1, self.tasks).T.reshape(-1)
+            grad = (by_task @ self.by_task.flatten(0, 1).flatten(1)).view(self.inputs, -1).T
+        else:
+            flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
+            grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
         grads = []  # from [out, in] or [E, out, in]
         if self.bias is not None:
             parameter, shape, chain = self.bias

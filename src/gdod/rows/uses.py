@@ -78,6 +78,10 @@ class Contraction(Use):
         first = deltas[0]
         return torch.cat(deltas, -1, out=take((*first.shape[:-1], len(deltas) * first.shape[-1]), first))
 
+    def outputs(self, cotangent: Cotangent) -> int:
+        """Return the length of the vectors in a cotangent."""
+        return 1 if self.vector else cotangent.shape[-2 if self.left else -1]
+
     def _side_by_side(self, stacked: Tensor) -> Tensor:
         stacked = stacked.transpose(-1, -2) if self.left else stacked
         if stacked.dim() == 3:  # [K, M, out]: the common case, in few operations

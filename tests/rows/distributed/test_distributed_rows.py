@@ -18,7 +18,8 @@ def results(ranks: int, names: tuple[str, ...]) -> Found:
     """What each rank says about each case; one launch for all."""
     with TemporaryDirectory() as folder:
         done = torchrun(WORKER, folder, *names, ranks=ranks)
-        assert done.returncode == 0, done.stderr[-4000:]
+        last = [file.read_text() for file in sorted(Path(folder).glob("case-*"))]
+        assert done.returncode == 0, f"the ranks were at {last}\n{done.stderr[:8000]}\n...\n{done.stderr[-4000:]}"
         return [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 

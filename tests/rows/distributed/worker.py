@@ -3,6 +3,7 @@
 ``torchrun --standalone --nproc-per-node 2 tests/rows/distributed/worker.py FOLDER [CASE ...]``
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -21,11 +22,13 @@ from tests.rows.distributed.cases import CASES, TRAINING
 
 
 def main(folder: Path, names: list[str]) -> None:
+    faulthandler.enable()  # a rank that crashed has left a trace of every thread, and the name of its case
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     found: dict[str, dict[str, object]] = {}
     for name in names or list(CASES):
+        (folder / f"case-{os.environ['RANK']}").write_text(name)
         torch.manual_seed(0)
         start = time.perf_counter()
         try:
