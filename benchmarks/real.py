@@ -39,6 +39,7 @@ from benchmarks.loop import blocks_of, by_hand, endless
 from benchmarks.measure import PAUSE, can_keep_freed_memory, keep_freed_memory
 from benchmarks.report import ENOUGH_PAIRS, UNSTEADY, environment, markdown_table
 from gdod._backward import Info
+from gdod._checks import short_waits
 from gdod.data.dataset import Dataset
 from gdod.data.parts.part import Examples, MemoryPart, Minibatch
 from gdod.data.preparing.encoder import Encoder
@@ -67,13 +68,6 @@ MEMBERS = 8  # of the ensemble
 # The tables of each recipe: all, or those of two and of six tasks.
 OF_RECIPE = {"strong": ("BookCrossing", "shop log", "Census-Income"), "ensemble": ("shop log", "Census-Income")}
 BUSY = ("shop log", "Census-Income")  # the tables of steps beside a busy process
-# fmt: off
-DRUGS = (
-    "Alcohol", "Amphet", "Amyl", "Benzos", "Caff", "Cannabis", "Choc", "Coke", "Crack", "Ecstasy", "Heroin", "Ketamine",
-    "Legalh", "LSD", "Meth", "Mushrooms", "Nicotine", "Semer", "VSA",
-)
-# fmt: on
-NO_TASKS = ("Alcohol", "Caff", "Choc", "Crack", "Heroin", "Semer", "VSA")
 
 
 @dataclass(frozen=True)
@@ -93,12 +87,12 @@ class Table:
     name: str
     tasks: int
     shape: Shape
-    source: str  # the name of a data set, or a file below $GDOD_DATA
-    folder: str | None = None  # below $GDOD_DATA; None: it is simulated, or a file
+    source: str  # the name of a data set
+    folder: str | None = None  # below $GDOD_DATA; None: it is simulated
 
     @property
     def is_here(self) -> bool:
-        return (DATA / (self.folder or self.source)).exists() or self.source == "ads"
+        return self.folder is None or (DATA / self.folder).exists()
 
 
 # Numbers of the prepared tables: Census-Income in full, a part of BookCrossing, the shop log in the layout of IJCAI-15.
@@ -115,7 +109,7 @@ TABLES = (
     Table("Census-Income, two tasks", 2, CENSUS, "census", "census-income-kdd"),
     Table("ads", 3, Shape(144_000, (19692, 8, 40, 4, 24, 1098, 150, 25, 5, 24, 8), 1, 2700), "ads"),
     Table("Census-Income", 6, CENSUS, "census", "census-income-kdd"),
-    Table("drug consumption", 12, Shape(1_357, (), 12, 300), "drug-consumption/drug_consumption.data"),
+    Table("drug consumption", 12, Shape(1_357, (), 12, 300), "drugs", "drug-consumption"),
 )  # fmt: skip
 
 
@@ -205,21 +199,7 @@ def _first_tasks(part: MemoryPart, count: int) -> MemoryPart:
 def _real(table: Table, features: FeatureOptions | None) -> Dataset:
     from gdod.data import load
 
-    if table.folder is None and table.source != "ads":
-        with tempfile.TemporaryDirectory() as folder:  # under a name that says what kind of file it is
-            file = Path(folder) / "table.csv"
-            file.write_bytes((DATA / table.source).read_bytes())
-            return load(file, schema=_drug_schema(), features=features, stream=False)
     return load(table.source, folder=table.folder and DATA / table.folder, features=features, stream=False)
-
-
-def _drug_schema() -> TableSchema:
-    """Return twelve tasks: used within the last year, by twelve numbers about a person."""
-    numbers = [f"number {at}" for at in range(12)]
-    used = {"type": "label", "kind": "binary", "positive": ["CL3", "CL4", "CL5", "CL6"]}
-    columns: dict[str, Any] = {"id": "ignore", **dict.fromkeys(numbers, "numeric")}
-    columns |= {name: "ignore" if name in NO_TASKS else used for name in DRUGS}
-    return TableSchema.model_validate({"columns": columns, "file": {"header": ["id", *numbers, *DRUGS]}})
 
 
 def _made(table: Table, wide: bool) -> Dataset:
@@ -313,8 +293,7 @@ class Trainee:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.real", "--child", json.dumps(order)],
             cwd=Path(__file__).parent.parent,
-            # As the commands have it: threads that wait for each other sleep.
-            env=os.environ | {"OMP_NUM_THREADS": str(case.threads), "GOMP_SPINCOUNT": "3000"},
+            env=os.environ | {"OMP_NUM_THREADS": str(case.threads)} | short_waits(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

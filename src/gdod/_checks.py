@@ -1,8 +1,8 @@
-"""Checks of options, with errors that say what was passed, what was expected and what to do."""
+"""Checks of options and of what surrounds a process, with errors that say what was passed, expected and to do."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from gdod.errors import InputError
@@ -77,3 +77,16 @@ def version_problem(package: str, installed: str, tested: str) -> str | None:
         f"{package} {installed} is installed, but gdod uses private parts of {package} that it was tested with in "
         f"{tested}.* only. Install that version: pip install '{package}=={tested}.*'"
     )
+
+
+# What says how threads that wait for each other do so, before torch is imported.
+_WAYS_TO_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def short_waits(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an environment lacks for waiting threads to spin for a short while only; nothing if it says how.
+
+    A spinning thread takes the core that the one it waits for needs, if other work keeps the machine busy. Threads
+    that sleep at once cost more than a second thread gains on a free machine.
+    """
+    return {} if any(name in environment for name in _WAYS_TO_WAIT) else {"GOMP_SPINCOUNT": "3000"}

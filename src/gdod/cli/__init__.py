@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
         f"The command line needs {error.name}, which is not installed. Install it with: pip install 'gdod[cli]'"
     ) from error
 
+from gdod._checks import short_waits
 from gdod.cli import (
     choose,
     compare,
@@ -46,18 +47,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    _let_waiting_threads_sleep()
-
-
-def _let_waiting_threads_sleep() -> None:
-    """Make threads of torch that wait for each other spin for a short while only, unless the environment says how.
-
-    A spinning thread takes the core that the one it waits for needs, if other work keeps the machine busy. Threads
-    that sleep at once cost more than a second thread gains on a free machine. It has to be said before torch is
-    imported.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "3000"
+    os.environ.update(short_waits(os.environ))
 
 
 app.command()(demo.demo)

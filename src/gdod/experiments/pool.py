@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from gdod._checks import short_waits
 from gdod._files import make_folder, write_json
 from gdod.training.run import Folder
 
@@ -268,7 +269,7 @@ def _launcher(nproc: int) -> list[str]:
 def _environment(threads: int, place: int, nproc: int) -> dict[str, str]:
     """Return an environment with a share of the cores; of several GPUs, each process takes its turn."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
-    environment = {**os.environ, **dict.fromkeys(names, str(threads))}
+    environment = {**os.environ, **short_waits(os.environ), **dict.fromkeys(names, str(threads))}
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_LAUNCHERS)
     if "CUDA_VISIBLE_DEVICES" not in os.environ and (gpus := _gpus()) > nproc:
         own = [str((place * nproc + rank) % gpus) for rank in range(nproc)]
