@@ -71,6 +71,7 @@ class FrontStudy:
             "seeds": list(self.scale.seeds),
             "device": "cpu",
             "threads": 1,
+            **one.paper_set.front,
             **quick,
         }
 
@@ -113,7 +114,8 @@ class FrontStudy:
         lines = [
             f"- Command: `gdod reproduce {FRONT} --data-folder DATA{quick}`. What it does, and how to read the tables: "
             "`docs/front.md`.",
-            "- The recipe `strong`; everybody chooses among the same learning rates and decays on validation.",
+            "- The recipe `strong`; on validation everybody chooses among the same learning rates and decays, "
+            "five of them on the small sets and three on the large ones.",
         ]
         missing = [one.title for one in self.sets.values() if one.stands_in]
         lines += [f"- Left out, since there are no files: {', '.join(missing)}."] if missing else []
