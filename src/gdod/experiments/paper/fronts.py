@@ -104,9 +104,15 @@ class Fronts:
         ]
         missing = [one.title for one in self.sets.values() if one.stands_in]
         lines += [f"- Left out, since there are no files: {', '.join(missing)}."] if missing else []
+        # One line for fronts by the same software, which is most often all of them.
+        software = {
+            title: ", ".join(f"{n} {v}" for n, v in one.asked["versions"].items()) for title, one in fronts.items()
+        }
+        same = len(set(software.values())) == 1
         for title, one in fronts.items():
-            versions = ", ".join(f"{name} {value}" for name, value in one.asked["versions"].items())
-            lines.append(f"- {title}: {one.asked['runs']} runs, data {one.asked['fingerprint']}; {versions}.")
+            by = "" if same else f"; {software[title]}"
+            lines.append(f"- {title}: {one.asked['runs']} runs, data {one.asked['fingerprint']}{by}.")
+        lines += [f"- {text}." for text in set(software.values()) if same and text]
         return "## How this was made\n\n" + "\n".join(lines)
 
 
