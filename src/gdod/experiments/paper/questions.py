@@ -24,7 +24,9 @@ from gdod.training.config import merged, nested
 QUESTIONS_NAME = f"{FRONT}-questions"
 """The name of all of them together, of their folder and of their page."""
 TITLE = "Further questions on the front"
-METHODS = (Spec("gdod"), Spec("weighted-gdod"))
+METHODS = (Spec("gdod"), Spec("pcgrad"))
+"""GDOD, and PCGrad as a control. All ladders have two tasks, with which Weighted-GDOD is GDOD: a vector on which both
+agree has the weight 1, and a tie 0."""
 BUDGET: Mapping[str, Any] = {"points": 5, "span": 8, "tune": 3}
 """The weightings of a front, and the learning rates that everybody may try: few, since there are many fronts."""
 _LABELS = ADS_TASKS[:2]
