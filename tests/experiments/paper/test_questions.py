@@ -48,7 +48,8 @@ def _made(study: QuestionStudy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _table(page: str) -> list[str]:
-    return [line for line in page.splitlines() if line.startswith("| ") and "| ---" not in line][1:]
+    """Return the rows of the first table, without its head."""
+    return [line for line in page.split("\n## ")[0].splitlines() if line.startswith("| ") and "| ---" not in line][1:]
 
 
 def test_the_levels_of_a_question_differ_in_what_it_asks_and_in_nothing_else(with_log: QuestionStudy) -> None:
@@ -125,8 +126,9 @@ def test_the_page_has_a_row_for_each_level_and_corrects_for_distinct_cells(with_
     # p is 0.02 for both methods. These are two cells, though four questions show them.
     assert all("−0.0123 [−0.0200, −0.0010], p 0.040: above the front |" in row for row in rows)
     assert (with_log.folder / "pages/front-questions.png").exists()
-    assert "- ijcai15, recipe: few." in page
-    assert "- ijcai15, recipe: sparse." in page
+    below = page[page.index("## ijcai15, recipe") :]
+    assert "| weights 8:1 |" in below  # and with it scores and learning rates of all that was trained
+    assert "- few.\n- sparse." in below
     make_front(with_log.folder / "front-questions/ijcai15/batch=1024", SCORES, places=PLACES)
     rows = _table(with_log.write(with_log.folder / "pages").read_text())
     assert len(rows) == 5

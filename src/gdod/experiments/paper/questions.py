@@ -17,7 +17,8 @@ from gdod.experiments.paper.sets import AvailableSet
 from gdod.experiments.paper.tables import markdown
 from gdod.experiments.plan import Spec
 from gdod.experiments.plots import Panel, Series, draw
-from gdod.report.front import Front
+from gdod.report.front import Front, point_table
+from gdod.report.tables import as_markdown
 from gdod.statistics import holm
 from gdod.training.config import merged, nested
 
@@ -144,8 +145,9 @@ class QuestionStudy(Fronts):
             picture = pages / f"{QUESTIONS_NAME}.png"
             draw([_panel(question, found) for question in QUESTIONS if _levels(question, found)], picture, 3)
             parts += [_TEXT, f"![d of each method at each level]({picture.name})", _table(self.sets, found)]
-            warned = [(place, warning) for place, one in found.items() for warning in one.warnings]
-            parts.append("\n".join(f"- {_title(place)}: {warning}." for place, warning in warned))
+            for place, one in found.items():
+                warned = "\n".join(f"- {warning}." for warning in one.warnings)
+                parts += [f"## {_title(place)}", as_markdown(point_table(one)), warned]
         else:
             parts.append("No front is finished yet.")
         budget = (
