@@ -1,5 +1,6 @@
 """`gdod reproduce front-questions`: which ladders of fronts are made, and what their page says."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,16 @@ def test_the_page_has_a_row_for_each_level_and_corrects_for_distinct_cells(with_
     rows = _table(with_log.write(with_log.folder / "pages").read_text())
     assert len(rows) == 5
     assert all("p 0.080" in row for row in rows)
+
+
+def test_the_page_tells_runs_that_failed(with_log: QuestionStudy) -> None:
+    place = with_log.folder / "front-questions/ijcai15/sgd"
+    made = make_front(place, SCORES, places=PLACES)
+    failed = {"gdod-lr=3-seed0": "step 36: the loss is not finite; the last good checkpoint is /home/me/last.pt"}
+    (place / "front.json").write_text(json.dumps({**made.asked, "failed": failed}))
+    page = with_log.write(with_log.folder / "pages").read_text()
+    assert "- The run gdod-lr=3-seed0 failed: step 36: the loss is not finite.\n" in page
+    assert "/home/me" not in page
 
 
 def test_a_front_that_is_not_finished_is_left_out(with_log: QuestionStudy) -> None:

@@ -146,8 +146,8 @@ class QuestionStudy(Fronts):
             draw([_panel(question, found) for question in QUESTIONS if _levels(question, found)], picture, 3)
             parts += [_TEXT, f"![d of each method at each level]({picture.name})", _table(self.sets, found)]
             for place, one in found.items():
-                warned = "\n".join(f"- {warning}." for warning in one.warnings)
-                parts += [f"## {_title(place)}", as_markdown(point_table(one)), warned]
+                notes = [*(f"- {warning}." for warning in one.warnings), *_failures(one)]
+                parts += [f"## {_title(place)}", as_markdown(point_table(one)), "\n".join(notes)]
         else:
             parts.append("No front is finished yet.")
         budget = (
@@ -214,6 +214,12 @@ def _table(sets: Mapping[str, AvailableSet], found: Mapping[str, Front]) -> str:
             ]
             rows.append((question.title, sets[question.data].title, f"{question.changes}: {level.name}", *cells))
     return markdown(("question", "data", "level", *_methods(found.values())), rows)
+
+
+def _failures(front: Front) -> list[str]:
+    """Return a line for each run that failed, without the advice that follows, which names folders of this machine."""
+    failed: Mapping[str, str] = front.asked.get("failed", {})
+    return [f"- The run {name} failed: {why.partition(';')[0]}." for name, why in failed.items()]
 
 
 def _methods(fronts: Collection[Front]) -> list[str]:
