@@ -25,6 +25,8 @@ Examples:
   gdod reproduce front --data-folder data
 
   gdod reproduce front-drugs --data-folder data
+
+  gdod reproduce front-questions --data-folder data
 """
 
 
@@ -54,6 +56,8 @@ def reproduce(
         from rich.console import Console
 
         from gdod.experiments.paper.fronts import FRONT, TITLE
+        from gdod.experiments.paper.questions import QUESTIONS_NAME
+        from gdod.experiments.paper.questions import TITLE as QUESTIONS_TITLE
         from gdod.experiments.paper.reproduce import EXPERIMENTS, chosen
         from gdod.experiments.paper.reproduce import reproduce as run
         from gdod.experiments.watch import ShownRuns, Watch
@@ -62,6 +66,7 @@ def reproduce(
             for one in EXPERIMENTS.values():
                 typer.echo(f"{one.name:12} {one.title}")
             typer.echo(f"{FRONT:12} {TITLE}")
+            typer.echo(f"{QUESTIONS_NAME} {QUESTIONS_TITLE}")
             return
         chosen(what or [])
         console = Console(stderr=as_json)

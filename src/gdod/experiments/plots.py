@@ -41,6 +41,8 @@ class Panel:
     log_x: bool = False
     level: float | None = None
     """The height of a line across, which shows what the others are compared with."""
+    ticks: Sequence[str] | None = None
+    """The names of x = 0, 1, 2 ..., for levels that are no numbers; None: x are numbers."""
 
 
 def open_figure(
@@ -74,6 +76,9 @@ def draw(panels: Sequence[Panel], out: Path, columns: int = 2) -> None:
             axis.set_xscale("log", base=2)
             ticks = sorted({x for line in panel.series for x in line.x})
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if panel.ticks is not None:
+            axis.set_xticks(range(len(panel.ticks)), list(panel.ticks))
+            axis.margins(x=0.15)
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)

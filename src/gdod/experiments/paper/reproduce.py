@@ -13,6 +13,7 @@ from gdod.errors import InputError
 from gdod.experiments.paper.cases import PAPER_SETTINGS, QUICK, TUNING_SEED, Case, Scale
 from gdod.experiments.paper.fronts import FRONT, FRONT_OF, FrontStudy
 from gdod.experiments.paper.printed import SOURCE
+from gdod.experiments.paper.questions import QUESTION_OF, QUESTIONS_NAME, QuestionStudy
 from gdod.experiments.paper.results import PAPER, Experiment
 from gdod.experiments.paper.sets import FRONT_SETS, find_sets
 from gdod.experiments.paper.store import Store
@@ -37,7 +38,7 @@ class Reproduced:
 def chosen(names: Sequence[str]) -> list[Experiment]:
     """Return the experiments of these names, each once; fronts, which are none of them, may be among the names."""
     wanted: list[str] = []
-    known = (*SETS_OF_NAMES, *EXPERIMENTS, FRONT, *FRONT_OF)
+    known = (*SETS_OF_NAMES, *EXPERIMENTS, FRONT, *FRONT_OF, QUESTIONS_NAME, *QUESTION_OF)
     for name in names:
         check_choice("experiment", name, known)
         wanted += SETS_OF_NAMES.get(name, (name,))
@@ -62,7 +63,8 @@ def reproduce(
 
     Args:
         names: tables and figures of the paper ("table2"), parts of the study ("conflict"), "all" or "study"; or
-            "front", methods against the front of weighted sums, or that of one data set ("front-ijcai15").
+            "front", methods against the front of weighted sums, or that of one data set ("front-ijcai15"); or
+            "front-questions", where GDOD lies as tasks, model, batch or optimizer change, or one of them ("front-sgd").
         out: a folder for runs (`runs/`) and pages. Given again, nothing finished is repeated.
         data_folder: where the data sets' folders are.
         seeds: how many, from 0 on; 5 unless told.
@@ -83,12 +85,13 @@ def reproduce(
     if experiments:
         store = Store(folder, sets, scale, processes, watch, command)
         pages, failed = _of_experiments(experiments, store, folder / "pages", run=run)
-    fronts = [key for name, key in FRONT_OF.items() if name in names or FRONT in names]
-    if fronts:
-        study = FrontStudy(folder, find_sets(data_folder, FRONT_SETS), scale, processes, watch, command, only=fronts)
-        if run:
-            study.make()
-        pages[FRONT], failed = study.write(folder / "pages"), failed | study.failed
+    for page, keys, study_of in ((FRONT, FRONT_OF, FrontStudy), (QUESTIONS_NAME, QUESTION_OF, QuestionStudy)):
+        only = [key for name, key in keys.items() if name in names or page in names]
+        if only:
+            study = study_of(folder, find_sets(data_folder, FRONT_SETS), scale, processes, watch, command, only=only)
+            if run:
+                study.make()
+            pages[page], failed = study.write(folder / "pages"), failed | study.failed
     return Reproduced(pages, failed)
 
 
