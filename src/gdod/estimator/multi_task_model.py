@@ -5,7 +5,7 @@ a class whose base depends on what is installed could not be pickled from one pl
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -182,6 +182,15 @@ class MultiTaskModel:
             input_tags=InputTags(two_d_array=True, categorical=True, string=True, allow_nan=True),
         )
 
+    @property
+    def classes_(self) -> Any:
+        """There are none; raise in words, since some functions of scikit-learn ask for them."""
+        raise AttributeError(
+            "MultiTaskModel has no classes_: each task has classes of its own, and a regression none. "
+            'cross_val_predict(method="predict_proba") asks for them, and would take missing labels for a class; in '
+            "place of it, fit and predict in a loop over the folds (docs/estimator.md has it)"
+        )
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "run_")
 
@@ -356,7 +365,7 @@ class MultiTaskModel:
             raise InputError(
                 "MultiTaskModel requires y to be passed, but the target y is None; a matrix has no columns with names"
             )
-        names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
+        names = () if labels is None else _names(labels)
         if y is None:
             return table, table.whole(), names
         targets = given_labels(y)
@@ -538,6 +547,19 @@ class MultiTaskModel:
             folder = TemporaryFolder()
             unpack(files, folder.path / "run")
             self._take(folder.path / "run", folder)
+
+
+def _names(labels: object) -> tuple[str, ...]:
+    """Return the columns to predict; raise unless they are names, each once."""
+    given = (labels,) if isinstance(labels, str) else labels
+    names = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f'labels={labels!r}; expected the names of columns, such as ["click", "buy"]')
+    if not names:
+        raise InputError("labels=[] names no column; leave it out to go by the schema or by the columns' names")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InputError(f"labels={list(names)!r} name {listed(twice)} more than once; expected each column once")
+    return names
 
 
 def _whole(given: AnyFrame | tuple[AnyFrame, AnyFrame]) -> pl.DataFrame:
