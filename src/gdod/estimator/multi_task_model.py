@@ -460,7 +460,14 @@ class MultiTaskModel:
         return Scorer()(self, X, y)
 
     def explain(
-        self, X: AnyFrame, y: AnyFrame | None = None, *, repeats: int = 5, batches: int = 20, seed: int = 0
+        self,
+        X: AnyFrame,
+        y: AnyFrame | None = None,
+        *,
+        only: Sequence[str] = (),
+        repeats: int = 5,
+        batches: int = 20,
+        seed: int = 0,
     ) -> dict[str, Any]:
         """Return what `gdod explain` finds, as frames of the library that ``X`` is of; of a numpy matrix, of polars.
 
@@ -471,6 +478,7 @@ class MultiTaskModel:
         Args:
             X: a table, as for `fit`, with the labels among its columns if ``y`` is not given.
             y: the labels, a column a task; a missing one is NaN or null.
+            only: the parts to tell, such as ["experts"], which needs no labels; empty: all that there are.
             repeats: how often each column is shuffled.
             batches: of how many batches gradients are compared.
             seed: the seed of shuffles and batches.
@@ -479,7 +487,7 @@ class MultiTaskModel:
         self._check_width(X, table)
         frame = table.whole() if y is None else _beside(table, given_labels(y))
         settings = Settings(repeats, batches, seed)
-        parts, _ = tellable(run, frame)
+        parts, _ = tellable(run, frame, (only,) if isinstance(only, str) else only)
         return {part: table.as_given(pl.DataFrame(tell(part, run, frame, settings))) for part in parts}
 
     def _predictions(self, X: AnyFrame) -> tuple[GivenTable, pl.DataFrame]:
