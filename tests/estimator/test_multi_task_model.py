@@ -37,6 +37,7 @@ QUICK: dict[str, Any] = {
     "threads": 1,
     "verbose": False,
 }
+PERIODS = pd.DataFrame({"a": pd.period_range("2024-05", periods=3, freq="D")})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -260,6 +261,10 @@ def test_what_was_saved_loaded_pickled_and_copied_predicts_the_same(
         assert other.predict_proba(frame).equals(expected)
         assert other.evaluate(frame) == metrics
         assert other.result_ == model.result_
+    for copied in others[1:]:
+        with pytest.raises(InputError, match=r"last.pt is missing.* save\(folder\) and load\(folder\)"):
+            copied.update(tiny.frame(200, seed=1).drop("id"))
+        assert copied.predict_proba(frame).equals(expected)
     del model
     assert not folder.exists()  # nobody has it any more
     # Parameters that were loaded train another one as that was trained, also what a recipe chose.
@@ -361,6 +366,10 @@ def test_a_run_in_a_folder_is_not_written_over_and_goes_on(frame: pl.DataFrame, 
     [
         ({}, {"y": [0], "labels": ["click"]}, "both y and labels"),
         ({}, {"labels": ["clik"]}, "no column 'clik'"),
+        ({}, {"labels": []}, "labels=\\[\\] names no column"),
+        ({}, {"labels": 3}, "labels=3; expected the names of columns"),
+        ({}, {"labels": ["click", 1]}, "expected the names of columns"),
+        ({}, {"labels": ["click", "buy", "click"]}, "name 'click' more than once"),
         ({}, {"y": pl.DataFrame({"click": [0, 1]})}, "X has columns of the names of y's, 'click'"),
         ({}, {"y": pl.DataFrame({"other": [0, 1]})}, "X has 700 rows and y 2"),
         ({}, {"resume": True}, "resume=True needs out"),
@@ -398,6 +407,12 @@ def test_what_is_wrong_is_said_before_any_work(
     [
         ({"x": [1.0, 2.0]}, "pl.DataFrame"),
         ([1.0, 2.0], "Reshape your data"),
+        ("clicks.csv", "X is 'clicks.csv'; .* Read a file first"),
+        (None, "X is None; expected a polars or pandas DataFrame"),
+        ([{"x": 1.0, "click": 1}], "a list of dictionaries; .*pl.DataFrame"),
+        (pa.table({"x": [1.0]}).to_reader(), "X is a RecordBatchReader; expected"),
+        (PERIODS, r"period\[D\], cannot be read.*astype"),
+        (pa.Table.from_pandas(PERIODS), "the pyarrow table cannot be read: 'a' is of the extension type pandas.period"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "more than one column has the name 'a'"),
         (pd.DataFrame({"a": [1, "b", None]}), "column 'a' of the pandas frame"),
         (pl.DataFrame({"x": [1.0], "click": [1]}), "n_samples = 1"),

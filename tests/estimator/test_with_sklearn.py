@@ -8,6 +8,8 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import ClassifierTags
 from sklearn.utils.estimator_checks import check_estimator
 from tests.estimator.test_multi_task_model import LABELS, QUICK
@@ -98,8 +100,10 @@ def test_predictions_of_rows_that_were_left_out() -> None:
     second = model.fit(features[:150], labels[:150]).predict(features[150:])
     np.testing.assert_array_equal(predictions[150:], second)
     # scikit-learn puts columns of probabilities in the order of classes; there is one column a task here.
-    with pytest.raises(AttributeError, match="classes_"):
-        cross_val_predict(model, features, labels["click"], cv=2, method="predict_proba")
+    for some in (labels["click"], labels):
+        with pytest.raises(AttributeError, match=r"has no classes_.* in a loop over the folds"):
+            cross_val_predict(model, features, some, cv=2, method="predict_proba")
+    assert not hasattr(model, "classes_")
 
 
 @pytest.mark.slow
@@ -132,3 +136,22 @@ def test_a_search_goes_by_scores_of_its_choice() -> None:
         Scorer("bye")(search.best_estimator_, features, labels)
     with pytest.raises(InputError, match="has no value on these rows"):
         Scorer("buy")(search.best_estimator_, features, labels.with_columns(buy=pl.lit(0)))
+
+
+def test_pipelines_and_searches_are_scored_as_the_model_in_them() -> None:
+    frame = tiny.frame(300).drop("id")
+    features, labels = frame.select("age", "w"), frame.select(LABELS)
+    scaler = StandardScaler().set_output(transform="polars")
+    pipeline = make_pipeline(scaler, MultiTaskModel(**QUICK, test_fraction=0.0))
+    scores = cross_val_score(pipeline, features, labels, scoring=Scorer("buy"), cv=2, error_score="raise")
+    pipeline.fit(features[150:], labels[150:])
+    alone = pipeline[-1].evaluate(pipeline[0].transform(features[:150]), labels[:150])
+    assert scores[0] == alone["tasks"]["buy"]["auc"]
+    grid = {"multitaskmodel__lr": [1e-6, 0.03]}
+    search = GridSearchCV(pipeline, grid, scoring=Scorer("loss"), cv=2, error_score="raise").fit(features, labels)
+    best = search.best_estimator_
+    assert Scorer("loss")(search, features, labels) == Scorer("loss")(best, features, labels)
+    single = make_pipeline(MultiTaskModel(**QUICK)).fit(features, labels)
+    assert Scorer()(single, features, labels) == single.score(features, labels)
+    with pytest.raises(InputError, match="a StandardScaler cannot be scored; expected a fitted MultiTaskModel"):
+        Scorer()(scaler, features, labels)

@@ -1,5 +1,6 @@
 """`gdod serve`: a process of its own and real requests."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -15,11 +16,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+import uvicorn
 from tests.serving.running import COLUMNS, Server, answer, send, serving, table, trained
 from typer.testing import CliRunner
+from uvicorn.server import ServerState
 
 from gdod import InputError
 from gdod.cli import app
+from gdod.serving.connection import connection_type
 from gdod.training import load_run
 
 
@@ -170,7 +174,7 @@ def test_requests_that_come_together_are_one_call_of_the_model(run: Path, server
 
 def test_no_other_address_is_there(server: Server) -> None:
     outside = "/../../../etc/passwd", "/..%2f..%2fetc/passwd", "/predict/../health", "//health"
-    for path in ("/", "/config.json", *outside):
+    for path in ("/", "/config.json", "/predict/", "/health/", *outside):
         got = server.ask(path)
         assert got.status == 404, path
         assert got.content["error"].endswith("there are POST /predict, GET /health and GET /metrics")
@@ -219,6 +223,56 @@ def test_limits(run: Path) -> None:
             assert (slow.status, slow.content["error"]) == (408, "the body did not come within 1.5 s")
         assert server.predict([{"age": 1}]).status == 200
         assert server.end(signal.SIGINT) == (130, "gdod: ended after 8 requests\n")
+
+
+def test_heads_that_do_not_come_are_not_waited_for(run: Path) -> None:
+    """Neither of a new connection, byte by byte, nor after an answer; whole requests between them are answered."""
+    with serving(run, "--timeout", "3") as server:
+        place = "127.0.0.1", server.port
+        with socket.create_connection(place) as new, closing(server.connect()) as used:
+            send(used, {"rows": [{"age": 1}]})
+            assert answer(used).status == 200
+            assert used.sock is not None
+            for one in (new, used.sock):
+                one.sendall(b"POST /predict HT")
+            assert server.predict([{"age": 1}]).status == 200
+            assert all(ends(one) for one in (new, used.sock))
+        assert server.end()[0] == 143
+
+
+def ends(connection: socket.socket) -> bool:
+    """Return whether the other side closes a connection, without an answer, while more and more of a head comes."""
+    connection.settimeout(0.3)
+    for _ in range(100):
+        try:
+            connection.sendall(b"x")
+            return connection.recv(1) == b""
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_connections_on_which_nothing_comes_are_closed() -> None:
+    """Apart from the command, whose minute is too long for a test."""
+
+    async def first_bytes() -> bytes:
+        kind, state = connection_type(idle=0.05, head=60), ServerState()
+        config = uvicorn.Config(_nothing, http=kind, log_config=None)
+        config.load()
+        place = await asyncio.get_running_loop().create_server(
+            lambda: kind(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        async with place:
+            reader, writer = await asyncio.open_connection(*place.sockets[0].getsockname())
+            with closing(writer):
+                return await asyncio.wait_for(reader.read(), 30)
+
+    assert asyncio.run(first_bytes()) == b""
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None: ...
 
 
 def begin(server: Server) -> http.client.HTTPConnection:

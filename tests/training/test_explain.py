@@ -207,7 +207,27 @@ def test_what_a_run_does_not_have_is_said_in_a_line(run: Run, tmp_path: Path) ->
         done = CliRunner().invoke(app, [*command, str(tmp_path / table), "--only", part])
         assert done.exit_code == 2
         assert words in done.output
-    assert CliRunner().invoke(app, [*command, str(tmp_path / "bare.csv")]).exit_code == 2
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "bare.csv")])
+    assert done.exit_code == 2
+    assert "--only experts" not in done.output  # it has none
+
+
+def test_without_labels_experts_alone_can_be_told(mixed: Run, tmp_path: Path) -> None:
+    bare = tiny.frame(60, seed=7).drop("click", "buy")
+    bare.write_csv(tmp_path / "bare.csv")
+    command = ["explain", str(mixed.folder.path), "--out", str(tmp_path / "why"), str(tmp_path / "bare.csv")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "the table has no label" in done.output
+    assert "--only experts" in done.output
+    assert not (tmp_path / "why").exists()
+    assert CliRunner().invoke(app, [*command, "--only", "experts"]).exit_code == 0
+    model = MultiTaskModel.load(mixed.folder.path, verbose=False)
+    with pytest.raises(InputError, match=r'only=\["experts"\]'):
+        model.explain(bare)
+    told = model.explain(bare, only=["experts"])
+    assert list(told) == ["experts"]
+    assert told["experts"].equals(pl.DataFrame(expert_use(mixed, bare)))
 
 
 def test_one_task_or_nothing_shared_cannot_conflict(tmp_path: Path) -> None:

@@ -104,6 +104,52 @@ def test_frozen_vectors_stay_and_have_nothing_beside_them(table: Path, items: Pa
     torch.testing.assert_close(vectors.sort(0).values, scaled.sort(0).values)
 
 
+@pytest.mark.parametrize("recipe", ["paper", "strong"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_update_keeps_them_and_new_items_learn_their_own(
+    recipe: str, frozen: bool, table: Path, items: Path, tmp_path: Path
+) -> None:
+    """Before the first step all rows are predicted as by the run it goes on from, new items among them."""
+    more = ["--steps", 12, "--recipe", recipe, "--set", f"data.vectors.item.frozen={str(frozen).lower()}"]
+    gdod_train(table, items, tmp_path / "first", *more)
+    kept = items.read_bytes()
+    items.unlink()  # it is needed no more
+    new = tiny.frame(800, seed=1).with_columns(pl.col("item").str.replace("item1", "new"))
+    new.write_csv(tmp_path / "second.csv")
+    given = ["--from", tmp_path / "first", "--data", tmp_path / "second.csv", "--threads", "1", "--out"]
+    invoke("train", *given, tmp_path / "still", "--steps", 1, "--lr", 1e-30)
+    invoke("train", *given, tmp_path / "second", "--epochs", 3, "--lr", 0.01, "--monitor", "loss")
+    first, still, second = (load_run(tmp_path / name) for name in ("first", "still", "second"))
+    at = next(at for at, field in enumerate(first.model.schema.categorical) if field.vectors)
+    before, after = (run.model.state_dict() for run in (first, second))
+    for name in ("vectors", "known"):
+        old, now = (content[f"features.pretrained.{at}.{name}"] for content in (before, after))
+        assert len(now) > len(old)
+        assert torch.equal(now[: len(old)], old)  # those of the file, to the bit
+        assert not now[len(old) :].any()
+    field = second.model.schema.categorical[at]
+    assert (field.vectors, field.frozen) == (3, frozen)
+    alike = new[:4].with_columns(pl.lit("city1").alias("city"), pl.lit(40.0).alias("age"), pl.lit(None).alias("seen"))
+    alike = alike.with_columns(item=pl.Series(["new0", "item40", "item2", "nothing"]))
+    assert new["item"].eq("new0").any()
+    if recipe == "paper":  # target statistics that were brought forward are another input
+        torch.testing.assert_close(
+            torch.tensor(still.predict(alike).to_numpy()), torch.tensor(first.predict(alike).to_numpy())
+        )
+        assert abs(first.predict(alike)["buy"][0] - first.predict(alike)["buy"][3]) < 1e-6
+    assert second.step > 0
+    learned = second.predict(alike)["buy"]
+    assert abs(learned[0] - learned[3]) > 1e-6  # an item of the update, and one that nobody knows
+    invoke("export", tmp_path / "second", tmp_path / "run.pt2", "--data", table)
+    items.write_bytes(kept)
+    refused = CliRunner().invoke(
+        app, ["train", *map(str, given), str(tmp_path / "third"), "--vectors", f"item={items}"]
+    )
+    assert refused.exit_code == 2
+    assert "values that are new learn their own" in refused.output
+    assert not (tmp_path / "third").exists()
+
+
 def test_the_estimator_takes_them_too(items: Path) -> None:
     frame = tiny.frame(800).drop("id")
     quick: dict[str, Any] = {"recipe": "paper", "steps": 5, "threads": 1, "verbose": False}

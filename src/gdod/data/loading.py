@@ -186,9 +186,14 @@ def prepare(
             request = _frames({"train": source, **parts}, schema, tuple(labels), features, previous)
         else:
             request = _files(source, schema, tuple(labels), root, features, previous)
-    if previous is not None and (vectors or fold is not None):
-        what = "vectors of a file" if vectors else "a fold"
-        raise InputError(f"{what} and an update are given together; expected one of them, so train anew without --from")
+    if previous is not None and vectors:
+        raise InputError(
+            f"vectors of {listed(vectors)} and an update are given together; an update keeps the vectors that its run "
+            "began with, and values that are new learn their own. Leave the vectors out, or train anew without --from, "
+            "with a file that has those of new values"
+        )
+    if previous is not None and fold is not None:
+        raise InputError("a fold and an update are given together; expected one of them, so train anew without --from")
     if vectors:
         values = fingerprint({"data": request.whole, **fingerprint_values(vectors, root)})
         request = replace(request, whole=values, vectors=vectors)
@@ -208,9 +213,9 @@ def open_prepared(folder: Path, *, stream: bool | None = None) -> Dataset:
     if stream is None:
         stream = sum(about["rows"].values()) * row_bytes(encoder) > MEMORY_BYTES
     train, validation, test = (_part(folder / part_file(part), encoder, stream) for part in PARTS)
-    vectors = {
-        name: np.load(folder / vectors_file(number), mmap_mode="r") for number, name in enumerate(encoder.vectors)
-    }
+    places = {name: folder / vectors_file(number) for number, name in enumerate(encoder.vectors)}
+    # What an update has prepared has no such files: its model goes on with the vectors that it holds.
+    vectors = {name: np.load(path, mmap_mode="r") for name, path in places.items() if path.name in about["files"]}
     return Dataset(
         name=about["name"],
         schema=encoder.model_schema,

@@ -1,6 +1,7 @@
 """Tables as people hand them to an estimator: of polars, pandas, pyarrow or numpy, gone through in chunks."""
 
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,7 +144,18 @@ def given_table(table: object) -> GivenTable:
             f"X is a {type(table).__name__}; expected a polars or pandas DataFrame, a pyarrow Table or a numpy matrix. "
             "A dictionary becomes a table with pl.DataFrame(X), a sparse matrix a dense one with X.toarray()"
         )
+    if isinstance(table, str | PathLike) or table is None:
+        raise InputError(
+            f"X is {table!r}; expected a polars or pandas DataFrame, a pyarrow Table or a numpy matrix. Read a file "
+            "first, with pl.read_csv or pl.scan_parquet, or train with gdod train --data FILE"
+        )
+    if isinstance(table, list) and table and isinstance(table[0], Mapping):
+        raise InputError("X is a list of dictionaries; expected a table, which pl.DataFrame(X) makes of it")
     values = np.asarray(table)
+    if not values.shape and values.dtype.kind == "O":
+        raise InputError(
+            f"X is a {type(table).__name__}; expected a polars or pandas DataFrame, a pyarrow Table or a numpy matrix"
+        )
     if values.dtype.kind == "c":
         raise InputError("Complex data not supported: X holds complex numbers; expected real numbers or text")
     if values.ndim != 2:

@@ -5,7 +5,7 @@ a class whose base depends on what is installed could not be pickled from one pl
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -182,6 +182,15 @@ class MultiTaskModel:
             input_tags=InputTags(two_d_array=True, categorical=True, string=True, allow_nan=True),
         )
 
+    @property
+    def classes_(self) -> Any:
+        """There are none; raise in words, since some functions of scikit-learn ask for them."""
+        raise AttributeError(
+            "MultiTaskModel has no classes_: each task has classes of its own, and a regression none. "
+            'cross_val_predict(method="predict_proba") asks for them, and would take missing labels for a class; in '
+            "place of it, fit and predict in a loop over the folds (docs/estimator.md has it)"
+        )
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "run_")
 
@@ -356,7 +365,7 @@ class MultiTaskModel:
             raise InputError(
                 "MultiTaskModel requires y to be passed, but the target y is None; a matrix has no columns with names"
             )
-        names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
+        names = () if labels is None else _names(labels)
         if y is None:
             return table, table.whole(), names
         targets = given_labels(y)
@@ -451,7 +460,14 @@ class MultiTaskModel:
         return Scorer()(self, X, y)
 
     def explain(
-        self, X: AnyFrame, y: AnyFrame | None = None, *, repeats: int = 5, batches: int = 20, seed: int = 0
+        self,
+        X: AnyFrame,
+        y: AnyFrame | None = None,
+        *,
+        only: Sequence[str] = (),
+        repeats: int = 5,
+        batches: int = 20,
+        seed: int = 0,
     ) -> dict[str, Any]:
         """Return what `gdod explain` finds, as frames of the library that ``X`` is of; of a numpy matrix, of polars.
 
@@ -462,6 +478,7 @@ class MultiTaskModel:
         Args:
             X: a table, as for `fit`, with the labels among its columns if ``y`` is not given.
             y: the labels, a column a task; a missing one is NaN or null.
+            only: the parts to tell, such as ["experts"], which needs no labels; empty: all that there are.
             repeats: how often each column is shuffled.
             batches: of how many batches gradients are compared.
             seed: the seed of shuffles and batches.
@@ -470,7 +487,7 @@ class MultiTaskModel:
         self._check_width(X, table)
         frame = table.whole() if y is None else _beside(table, given_labels(y))
         settings = Settings(repeats, batches, seed)
-        parts, _ = tellable(run, frame)
+        parts, _ = tellable(run, frame, (only,) if isinstance(only, str) else only)
         return {part: table.as_given(pl.DataFrame(tell(part, run, frame, settings))) for part in parts}
 
     def _predictions(self, X: AnyFrame) -> tuple[GivenTable, pl.DataFrame]:
@@ -538,6 +555,19 @@ class MultiTaskModel:
             folder = TemporaryFolder()
             unpack(files, folder.path / "run")
             self._take(folder.path / "run", folder)
+
+
+def _names(labels: object) -> tuple[str, ...]:
+    """Return the columns to predict; raise unless they are names, each once."""
+    given = (labels,) if isinstance(labels, str) else labels
+    names = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f'labels={labels!r}; expected the names of columns, such as ["click", "buy"]')
+    if not names:
+        raise InputError("labels=[] names no column; leave it out to go by the schema or by the columns' names")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InputError(f"labels={list(names)!r} name {listed(twice)} more than once; expected each column once")
+    return names
 
 
 def _whole(given: AnyFrame | tuple[AnyFrame, AnyFrame]) -> pl.DataFrame:

@@ -14,7 +14,8 @@ class Scorer:
         cross_val_score(MultiTaskModel(), X, Y, scoring=Scorer("buy"))
         GridSearchCV(MultiTaskModel(), grid, scoring={"all": Scorer(), "buy": Scorer("buy")}, refit="all")
 
-    Labels that are missing are left out, of each task its own.
+    Labels that are missing are left out, of each task its own. The model may be the last step of a pipeline, too, or
+    one that a search has chosen.
     """
 
     of: str = "auto"
@@ -23,7 +24,7 @@ class Scorer:
 
     def __call__(self, model: Any, X: Any, y: Any = None) -> float:
         """Return the score of a fitted model on a table with labels."""
-        metrics = model.evaluate(X, y)
+        metrics = _evaluate(model, X, y)
         if self.of not in ("auto", "mean_auc", "loss", *metrics["tasks"]):
             names = ", ".join(map(repr, ("auto", "mean_auc", "loss", *metrics["tasks"])))
             raise InputError(f"Scorer({self.of!r}): there is no such score; expected one of {names}")
@@ -32,3 +33,19 @@ class Scorer:
             notes = [f"{name}: {one['note']}" for name, one in metrics["tasks"].items() if "note" in one]
             raise InputError(f"Scorer({self.of!r}) has no value on these rows: {'; '.join(notes) or 'no labels'}")
         return score
+
+
+def _evaluate(model: Any, X: Any, y: Any) -> dict[str, Any]:
+    """Return the metrics of a model, which may be within pipelines and searches of scikit-learn."""
+    while not hasattr(model, "evaluate"):
+        if hasattr(model, "best_estimator_"):
+            model = model.best_estimator_
+        elif hasattr(model, "steps"):
+            X, model = (model[:-1].transform(X) if len(model.steps) > 1 else X), model[-1]
+        else:
+            raise InputError(
+                f"a {type(model).__name__} cannot be scored; expected a fitted MultiTaskModel, a pipeline that ends "
+                "with one, or a search over them"
+            )
+    metrics: dict[str, Any] = model.evaluate(X, y)
+    return metrics

@@ -30,7 +30,7 @@ class Growth:
 
 
 def table_growth(model: nn.Module, before: Schema) -> dict[str, Growth]:
-    """Return the growth of each id table of a model, by the name of the parameter.
+    """Return the growth of each id table of a model, by the name of the parameter or buffer.
 
     Args:
         model: a model whose schema has at least as many ids in each field as ``before``, the fields being the same.
@@ -47,6 +47,11 @@ def table_growth(model: nn.Module, before: Schema) -> dict[str, Growth]:
 def _tables(now: Schema, before: Schema) -> Iterator[tuple[str, Growth]]:
     if now.categorical:
         yield "table.weight", _growth(_sizes(before.categorical), _sizes(now.categorical))
+    for at, fields in enumerate(zip(before.categorical, now.categorical, strict=True)):
+        if fields[1].vectors:  # id 0 has no vector of a file, and neither have new ids, which begin as copies of it
+            growth = _growth(_sizes(fields[:1]), _sizes(fields[1:]))
+            yield f"pretrained.{at}.vectors", growth
+            yield f"pretrained.{at}.known", growth
     for at, (old, new) in enumerate(zip(before.sequences, now.sequences, strict=True)):
         yield f"lists.{at}.weight", _growth(_sizes([old]), _sizes([new]))
 

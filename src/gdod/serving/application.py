@@ -60,7 +60,7 @@ class Application:
 
     def asgi(self) -> Starlette:
         """Return the application as a server takes it."""
-        return Starlette(
+        application = Starlette(
             routes=[
                 Route("/predict", self.predict, methods=["POST"]),
                 Route("/health", self.health),
@@ -69,6 +69,8 @@ class Application:
             exception_handlers={HTTPException: _refused, Exception: _failed},
             lifespan=self._lifespan,
         )
+        application.router.redirect_slashes = False  # /predict/ is no address, and no answer leads elsewhere
+        return application
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

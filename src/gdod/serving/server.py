@@ -15,6 +15,7 @@ import uvicorn
 
 from gdod.errors import InputError
 from gdod.serving.application import Application, Limits
+from gdod.serving.connection import connection_type
 from gdod.serving.example import example_row
 from gdod.serving.json_rows import table_of
 from gdod.serving.model_calls import predict_tables
@@ -105,7 +106,7 @@ def serve(run: Run, place: Place, limits: Limits, listening: Callable[[], object
     application = Application(run, limits)
     config = uvicorn.Config(
         application.asgi(),
-        http="h11",
+        http=connection_type(_IDLE, limits.seconds),
         ws="none",
         lifespan="on",
         log_config=None,

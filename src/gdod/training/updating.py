@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gdod._checks import listed
 from gdod._files import read_json
 from gdod.errors import InputError
 from gdod.models import MODELS
@@ -124,12 +123,13 @@ class Parent:
                 f"the run in {update.previous} was written by a version that did not keep what an update brings "
                 "forward (counts.parquet); train anew, without --from"
             )
-        if run.encoder.vectors:
-            raise InputError(
-                f"the run in {update.previous} has vectors of a file for {listed(run.encoder.vectors)}, and an update "
-                "would have none for new values; train anew, without --from"
-            )
         run.encoder.counts.check()  # type: ignore[union-attr]
+        if not run.folder.last.exists():
+            raise InputError(
+                f"{run.folder.last} is missing, and with it the state of the optimizer that an update goes on from. An "
+                "estimator that was pickled or copied has the weights alone: to go on with it later, save(folder) and "
+                "load(folder) it, or train anew"
+            )
         last = checkpoint.load(run.folder.last)
         if "optimizers" not in last:
             raise InputError(

@@ -165,7 +165,7 @@ class _Seen:
         encoder, missing = self.encoder, self.encoder.table_schema.file.missing
         self.rows += len(frame)
         for name in encoder.table_schema.labels:
-            known = label_values(frame, name, encoder.table_schema, encoder.classes.get(name), origin).drop_nulls()
+            known = self._labels(frame, name, origin)
             self.labelled[name] += len(known)
             self.positive[name] += float((known != 0).sum())
             if name in self.words and len(self.words[name]) < 8:
@@ -180,6 +180,17 @@ class _Seen:
                 counts.add(list_texts(frame[name], column.separator, missing, column.longest).values)
             else:
                 counts.add(text(frame[name], missing))
+
+    def _labels(self, frame: pl.DataFrame, name: str, origin: Origin) -> pl.Series:
+        """Return the values of a label that are there; raise if one is none of those that the run knows."""
+        encoder = self.encoder
+        try:
+            return label_values(frame, name, encoder.table_schema, encoder.classes.get(name), origin).drop_nulls()
+        except InputError as error:
+            raise InputError(
+                f"{error}. An update keeps labels as the run to go on from has them: leave such rows out, or train "
+                "anew without --from"
+            ) from error
 
     def check_labels(self) -> None:
         """Raise if no label is there, or one whose positive words are given has none of them."""

@@ -58,8 +58,8 @@ def as_frame(table: AnyFrame) -> pl.DataFrame:
     if isinstance(table, pa.Table | pa.RecordBatch):
         _check_names(table.schema.names)
         try:
-            return polars(table)
-        except (pa.ArrowException, pl.exceptions.PolarsError) as error:
+            return pl.DataFrame([_readable(column) for column in polars(table)])
+        except (pa.ArrowException, pl.exceptions.PolarsError, TypeError) as error:
             raise InputError(f"the pyarrow table cannot be read: {error}") from error
     if is_pandas(table):
         return _from_pandas(table)
@@ -77,13 +77,20 @@ def _from_pandas(frame: Any) -> pl.DataFrame:
         try:
             if hasattr(values, "cat"):  # whatever the categories are, they are names of things
                 values = values.cat.rename_categories(values.cat.categories.map(str))
-            columns.append(pl.Series(name, pl.from_pandas(values)))
+            columns.append(_readable(pl.Series(name, pl.from_pandas(values))))
         except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise InputError(
                 f"column {name!r} of the pandas frame, of type {values.dtype}, cannot be read: {error}; make it text "
                 "(.astype(str)), numbers, times or truth values, or leave it out"
             ) from error
     return pl.DataFrame(columns)
+
+
+def _readable(column: pl.Series) -> pl.Series:
+    """Return a column; raise if it is of an extension type, such as pandas' periods, of which polars makes nothing."""
+    if isinstance(column.dtype, pl.BaseExtension):
+        raise TypeError(f"{column.name!r} is of the extension type {column.dtype.ext_name()}")
+    return column
 
 
 def _check_names(names: Sequence[str]) -> None:

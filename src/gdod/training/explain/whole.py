@@ -44,10 +44,21 @@ def tellable(run: Run, frame: pl.DataFrame, only: Sequence[str] = ()) -> tuple[l
             _check(part, run, frame)
             parts.append(part)
         except InputError as error:
-            if only or part == "importance":
+            if only:
                 raise
+            if part == "importance":
+                raise InputError(f"{error}{_without_labels(run)}") from error
             notes.append(str(error))
     return parts, notes
+
+
+def _without_labels(run: Run) -> str:
+    """Return what can be told of a run all the same, as the end of a sentence."""
+    try:
+        check_gates(run)
+    except InputError:
+        return ""
+    return '. Which experts the tasks use needs none: --only experts, or only=["experts"]'
 
 
 def tell(
