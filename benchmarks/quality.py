@@ -5,6 +5,8 @@ several seeds; what each part of the recipe adds, on the validation part; single
 training times, each run alone. It is made of comparisons as `gdod compare` makes them, so what is finished is never
 repeated. Our runs are kept by the version of the source that made them; rivals do not depend on it, and are kept for
 all versions.
+
+`--table shop=shop.csv:shop.yaml` makes the same judgement on a table of your own, with at least one binary label.
 """
 
 import json
@@ -47,6 +49,7 @@ PARTS: dict[str, Settings] = {
     "statistics of repeated numbers": {"data": {"features": {"repeated_numbers": False}}},
     "statistics of pairs": {"data": {"features": {"pairs": 0}}},
     "statistics of frequent values left out": {"data": {"features": {"rows_per_value": 1_000_000_000}}},
+    "statistics that tell nothing left out": {"data": {"features": {"noise": True}}},
     "piecewise-linear numbers": {"data": {"features": {"bins": 0}}},
     "flags for missing numbers": {"data": {"features": {"missing_flags": False}}},
     "one vector for rare values": {"data": {"features": {"rare": 1}}},
@@ -94,6 +97,23 @@ SETS = {
     "ijcai15": QualitySet("shop log (IJCAI-15 layout)", named("ijcai15", "ijcai15")),
     "drugs": QualitySet("drug consumption", named("drugs", "drug-consumption")),
 }
+
+
+def own_table(text: str) -> tuple[str, QualitySet]:
+    """Return the name and the table that NAME=FILE:SCHEMA says."""
+    name, _, files = text.partition("=")
+    table, _, schema = files.rpartition(":")
+    if not re.fullmatch(r"[\w-]+", name) or not table or name in SETS:
+        raise typer.BadParameter(
+            f"{text!r}; expected NAME=FILE:SCHEMA, such as shop=shop.csv:shop.yaml, with another name than "
+            f"{', '.join(SETS)}",
+            param_hint="--table",
+        )
+    for path in (table, schema):
+        if not Path(path).exists():
+            raise typer.BadParameter(f"{text!r}: there is no {path}", param_hint="--table")
+    settings = {"source": str(Path(table).resolve()), "schema": str(Path(schema).resolve())}
+    return name, QualitySet(name, lambda data, work: settings)
 
 
 def _write_schema(schema: TableSchema, path: Path) -> None:
@@ -491,6 +511,9 @@ def source_version() -> str:
 
 def main(
     set_: Annotated[list[str] | None, typer.Option("--set", help=f"Of {', '.join(SETS)}. (default: all)")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE:SCHEMA", help="Your own, in place of those or beside --set.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0 on.")] = 5,
     stage: Annotated[list[Stage] | None, typer.Option(help="(default: all but times)")] = None,
     times: Annotated[bool, typer.Option("--times", help="The stage times alone: the machine must be quiet.")] = False,
@@ -500,13 +523,18 @@ def main(
     rival: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(RIVALS)}. (default: all)")] = None,
     data: Annotated[Path, typer.Option(envvar="GDOD_DATA", help="The folder of the data sets.")] = Path("data"),
     runs: Annotated[Path, typer.Option(help="The folder for runs.")] = Path("runs/quality"),
-    out: Annotated[Path, typer.Option(help="Folder for quality.json and quality.md.")] = RESULTS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder for quality.json and quality.md. (default: {RESULTS.name}; with --table: --runs)"),
+    ] = None,
     only_tables: Annotated[bool, typer.Option("--only-tables", help="Make no runs, write what is finished.")] = False,
 ) -> None:
     """Make the runs that are not finished, and write the tables as JSON and Markdown."""
-    chosen = set_ or list(SETS)
+    own = dict(own_table(text) for text in table or ())
+    sets = {**SETS, **own}
+    chosen = [*(set_ or ([] if own else SETS)), *own]
     for name in chosen:
-        if name not in SETS:
+        if name not in sets:
             raise typer.BadParameter(f"{name!r}; expected some of {', '.join(SETS)}", param_hint="--set")
     for name in rival or ():
         if name not in RIVALS:
@@ -515,7 +543,7 @@ def main(
     benches = [
         Bench(
             key,
-            SETS[key],
+            sets[key],
             data=data.resolve(),
             runs=runs,
             version=version or source_version(),
@@ -526,11 +554,12 @@ def main(
         )
         for key in chosen
     ]
+    folder = out or (runs if own else RESULTS)
     for one in [] if only_tables else stages:
         for bench in benches:
             bench.make(one)
-            write(benches, out)
-    write(benches, out)
+            write(benches, folder)
+    write(benches, folder)
 
 
 def write(benches: Sequence[Bench], out: Path) -> None:

@@ -5,9 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from tests.training import tiny
 
-from benchmarks.quality import PARTS, SETS, Bench, Figures, Measured, QualitySet, Stage, as_markdown, auc_table, write
+from benchmarks.quality import (
+    PARTS,
+    SETS,
+    Bench,
+    Figures,
+    Measured,
+    QualitySet,
+    Stage,
+    as_markdown,
+    auc_table,
+    own_table,
+    write,
+)
 from gdod.data import TableSchema
 from gdod.experiments.plan import make_plan
 from gdod.experiments.rivals.inputs import load_input
@@ -135,3 +148,17 @@ def test_the_difference_is_from_the_booster_that_is_better_on_validation() -> No
     assert found.best_rival == "catboost"
     assert "| CatBoost | +0.0800" in auc_table([found])
     assert "# The strong recipe" in as_markdown([made()], "command", {})
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    settings = tiny_table(tmp_path, tmp_path)
+    name, table = own_table(f"mine={settings['source']}:{settings['schema']}")
+    assert (name, table.title, table.data(tmp_path, tmp_path)) == ("mine", "mine", settings)
+
+
+@pytest.mark.parametrize(
+    "text", ["mine", "mine=table.csv", "a/b=t.csv:t.yaml", "census=t.csv:t.yaml", "mine=no.csv:no.yaml"]
+)
+def test_what_is_no_table(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"expected NAME=FILE:SCHEMA|there is no no\.csv"):
+        own_table(text)

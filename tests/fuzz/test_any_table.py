@@ -101,6 +101,7 @@ FEATURES = st.none() | st.builds(
     statistics=st.booleans(),
     sequences=st.booleans(),
     repeated_numbers=st.booleans(),
+    noise=st.booleans(),
     pairs=st.sampled_from([60, 1, 0]),
     columns=st.sampled_from([128, 5, 1]),
     prior=st.sampled_from([10.0, 1e-300, 1e300]),

@@ -162,7 +162,9 @@ def test_what_strong_chooses_for_any_table() -> None:
         (TableSize(5_000, 1, 1, 1), 256, 6, 0),
         (TableSize(0, 1, 1, 1), 64, 10, 0),
         (TableSize(4_999, 1, 1, 1, statistics=1), 64, 10, 0),
-        (TableSize(10_000, 1, 1, 1, statistics=1), 256, 2, 2),
+        (TableSize(10_000, 1, 1, 1, statistics=1), 256, 6, 2),
+        (TableSize(20_000, 1, 1, 1, statistics=1), 256, 4, 2),
+        (TableSize(100_000, 1, 1, 1, statistics=1), 512, 2, 2),
     ],
 )
 def test_small_and_large_tables(table: TableSize, batch: int, passes: int, cross: int) -> None:

@@ -33,7 +33,8 @@ _WARMUP = 0.05  # of all steps
 # By the number of training rows: the value in the first line whose limit they stay below.
 _BATCH = ((5_000, 64), (50_000, 256), (500_000, 512), (inf, 1024))
 _PASSES = ((5_000, 10), (500_000, 6), (inf, 3))
-_PASSES_WITH_STATISTICS = ((5_000, 10), (inf, 2))  # many-valued columns are learned by heart before long
+# Columns of many values are learned by heart before long, but a handful of steps is too few.
+_PASSES_WITH_STATISTICS = ((5_000, 10), (20_000, 6), (100_000, 4), (inf, 2))
 _PATIENCE = ((5_000, 10), (500_000, 3), (inf, 2))  # evaluations, of which there is one a pass
 _CROSS = ((10_000, 0), (inf, 2))  # cross layers, which learn few rows by heart
 _HIDDEN = (256, 128)

@@ -15,7 +15,7 @@ from gdod.data.preparing.bring_forward import Previous, growth
 from gdod.data.preparing.counts import Counts, StoredCounts
 from gdod.data.preparing.target_statistics import Fitting, Folds, Past, Source, Target, keys_of
 
-OPTIONS = FeatureOptions(folds=4, rare=5, prior=3.0)
+OPTIONS = FeatureOptions(folds=4, rare=5, prior=3.0, noise=True)
 COLUMNS: dict[str, Any] = {
     "user": "categorical",
     "item": "categorical",

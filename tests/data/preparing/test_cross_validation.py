@@ -71,7 +71,7 @@ def fields(data: Dataset, part: str) -> NDArray[np.float32]:
 def test_labels_of_the_test_fold_change_nothing_that_a_model_is_given(split: dict[str, Any], tmp_path: Path) -> None:
     """Target statistics, vocabularies, scales and bins come from the other folds; with them, the test rows' labels."""
     frame = clicks(900)
-    options = FeatureOptions(rare=1, rows_per_value=10_000)
+    options = FeatureOptions(rare=1, rows_per_value=10_000, noise=True)
     tested = parts(frame, 2, **split) == TEST
     flipped = frame.with_columns(
         (pl.when(pl.Series(tested)).then(1 - pl.col(name)).otherwise(pl.col(name))).alias(name)

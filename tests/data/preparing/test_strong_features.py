@@ -35,7 +35,7 @@ COLUMNS = {
 RANDOM = {"by": "random"}
 TIME = {"by": "time", "column": "day"}
 GROUP = {"by": "group", "column": "user"}
-OPTIONS = FeatureOptions(folds=5)
+OPTIONS = FeatureOptions(folds=5, noise=True)  # what labels at random have, too
 
 
 def rows(count: int = 1200, seed: int = 0) -> pl.DataFrame:
@@ -186,7 +186,7 @@ def test_other_parts_have_the_statistics_of_all_training_rows(tmp_path: Path) ->
     )
     kinds = {"price": "regression", "stars": "multiclass"}
     columns = {**COLUMNS, "weight": "weight"} | {name: {"type": "label", "kind": kind} for name, kind in kinds.items()}
-    made = Made(tmp_path, frame, options=FeatureOptions(prior=4.0), columns=columns)
+    made = Made(tmp_path, frame, options=FeatureOptions(prior=4.0, noise=True), columns=columns)
     train, test = made.raw("train"), made.raw("test")
     mean_weight = train["weight"].mean()
     assert isinstance(mean_weight, float)
@@ -288,7 +288,8 @@ def test_no_group_sees_itself(tmp_path: Path) -> None:
 
 def test_noise_tells_nothing_where_the_naive_statistic_would(tmp_path: Path) -> None:
     frame = rows(6000).with_columns(noise=pl.Series(np.random.default_rng(1).integers(0, 1500, 6000)))
-    made = Made(tmp_path, frame, options=FeatureOptions(pairs=1), columns={**COLUMNS, "noise": "categorical"})
+    options = FeatureOptions(pairs=1, noise=True)
+    made = Made(tmp_path, frame, options=options, columns={**COLUMNS, "noise": "categorical"})
     clicks = {part: made.raw(part)["click"].to_numpy().astype(float) for part in made.parts}
     for part in made.parts:
         assert abs(auc(made.parts[part]["click | noise"].astype(float), clicks[part]) - 0.5) < 0.05
@@ -393,7 +394,7 @@ def test_rare_values_share_an_id_but_not_their_statistics(tmp_path: Path) -> Non
     frame = rows().with_columns(user=user, seen=user.cast(pl.String) + " x")
     columns = {**COLUMNS, "seen": "sequence"}
     split = {"by": "random", "validation": 0, "test": 0}
-    made = Made(tmp_path, frame, split, FeatureOptions(rare=3), columns)
+    made = Made(tmp_path, frame, split, FeatureOptions(rare=3, noise=True), columns)
     counts = frame["user"].value_counts().filter(pl.col("count") >= 3)
     train = made.parts["train"]
     assert ((train["user"] == 0) == ~made.raw("train")["user"].is_in(counts["user"].implode()).to_numpy()).all()
@@ -403,7 +404,8 @@ def test_rare_values_share_an_id_but_not_their_statistics(tmp_path: Path) -> Non
     assert rare.sum() == 900
     assert len(np.unique(train["click | user"][rare])) > 2  # those of the other row with the value
     own = {**columns, "user": {"type": "categorical", "rare": 2}}
-    assert Made(tmp_path, frame, split, FeatureOptions(rare=3), own).data.schema.categorical[0].cardinality == 462
+    schema = Made(tmp_path, frame, split, FeatureOptions(rare=3, noise=True), own).data.schema
+    assert schema.categorical[0].cardinality == 462
     every = Made(tmp_path, frame, split, FeatureOptions(rare=10_000), columns)
     assert (every.parts["train"]["user"] == 0).all()
     assert every.data.schema.categorical[0].cardinality == 1
@@ -465,7 +467,7 @@ def test_sequences_do_not_see_their_own_label(split: Mapping[str, object], tmp_p
 
 
 def test_sequences_are_predicted_from_and_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = FeatureOptions(rare=40)
+    options = FeatureOptions(rare=40, noise=True)
     made = Made(tmp_path, with_sequences(), options=options, columns=SEQUENCES)
     stored = made.data.test.examples  # type: ignore[attr-defined]
     made.data.encoder.save(tmp_path)
@@ -492,7 +494,8 @@ OTHERS: dict[str, object] = {
     "sequences": False,
     "repeated_numbers": False,
     "pairs": 0,
-    "columns": 9,
+    "columns": 15,
+    "noise": False,
     "prior": 3.0,
     "folds": 4,
     "keys": 7,
@@ -513,7 +516,7 @@ def test_every_option_changes_the_fingerprint_and_what_comes_out(tmp_path: Path)
     schema = TableSchema(columns={**SEQUENCES, "when": "time", "code": "numeric"})
     prints, encoders, numbers = set(), set(), set()
     for options in ({}, *({name: value} for name, value in OTHERS.items())):
-        features = FeatureOptions(**options)  # type: ignore[arg-type]
+        features = FeatureOptions(**{"noise": True, **options})  # type: ignore[arg-type]
         folder = prepare(tmp_path / "t.csv", schema=schema, cache=tmp_path / "cache", features=features)
         prints.add(folder.name)
         encoders.add((folder / "encoder.json").read_bytes())
@@ -526,6 +529,22 @@ def sources(made: Made) -> list[str]:
     return [name.removeprefix("rows | ") for name in made.data.schema.names if name.startswith("rows | ")]
 
 
+def test_only_what_tells_of_other_rows_has_statistics(tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    liking = draw.normal(0, 1.5, 60)
+    columns = {name: draw.integers(0, values, 3000) for name, values in (("shop", 60), ("noise", 60), ("single", 2000))}
+    labels = {name: (liking[columns["shop"]] + draw.logistic(0, 1, 3000) > 0).astype(int) for name in ("click", "buy")}
+    frame = pl.DataFrame({**columns, **labels, "row": np.arange(3000)})
+    schema = {**dict.fromkeys(columns, "categorical"), "row": "numeric", **dict.fromkeys(labels, "label")}
+    made = Made(tmp_path, frame, options=FeatureOptions(), columns=schema)
+    assert sources(made)[0] == "shop"
+    assert all("shop" in source for source in sources(made))
+    every = Made(tmp_path, frame, options=FeatureOptions(noise=True), columns=schema)
+    assert {"shop", "noise", "single"} < set(sources(every))
+    at_random = frame.with_columns(click=draw.integers(0, 2, 3000), buy=draw.integers(0, 2, 3000))
+    assert not sources(Made(tmp_path, at_random, options=FeatureOptions(), columns=schema))
+
+
 def test_pairs_within_the_budget(tmp_path: Path) -> None:
     draw = np.random.default_rng(5)
     frame = rows(3000).with_columns(
@@ -534,7 +553,7 @@ def test_pairs_within_the_budget(tmp_path: Path) -> None:
     columns = {**dict.fromkeys(("a", "b", "c", "one"), "categorical"), **COLUMNS}
 
     def chosen(**options: int) -> list[str]:
-        features = FeatureOptions(**{"rows_per_value": 1000, **options})  # type: ignore[arg-type]
+        features = FeatureOptions(**{"rows_per_value": 1000, "noise": True, **options})  # type: ignore[arg-type]
         return sources(Made(tmp_path, frame, options=features, columns=columns))
 
     singles = ["a", "b", "c", "user", "item"]
@@ -560,7 +579,8 @@ def test_pairs_are_chosen_by_rows_from_everywhere(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("gdod.data.preparing.fit_statistics._SAMPLE_ROWS", 600)
     monkeypatch.setattr("gdod.data.preparing.fit_statistics._FEWEST_SAMPLE_ROWS", 600)
     frame = rows(3000).with_columns(noise=pl.Series(np.random.default_rng(0).integers(0, 50, 3000))).sort("click")
-    made = Made(tmp_path, frame, options=FeatureOptions(pairs=1), columns={**COLUMNS, "noise": "categorical"})
+    options = FeatureOptions(pairs=1, noise=True)
+    made = Made(tmp_path, frame, options=options, columns={**COLUMNS, "noise": "categorical"})
     assert sources(made)[3:] == ["user × item"]
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from tests.data.preparing.test_strong_features import RANDOM, Made
+from tests.data.preparing.test_strong_features import RANDOM, Made, sources
+from tests.data.preparing.test_target_statistics import auc
 
 from gdod import InputError
 from gdod.data import Encoder, FeatureOptions, load
@@ -22,7 +23,7 @@ COLUMNS = {
     "buy": "label",
 }
 TIME = {"by": "time", "column": "when"}
-OPTIONS = FeatureOptions(folds=5, rare=1)
+OPTIONS = FeatureOptions(folds=5, rare=1, noise=True)
 
 
 def rows(days: float = 700, count: int = 1000) -> pl.DataFrame:
@@ -66,6 +67,30 @@ def test_what_is_made_follows_the_split(
     made = Made(tmp_path, rows(days), split, OPTIONS, COLUMNS)
     assert made_of_times(made) == [f"{what} of when" for what in expected]
     assert f"made of times, in UTC: {', '.join(made_of_times(made))}" in made.data.notes
+
+
+def test_a_day_that_differs_from_its_neighbours_has_statistics(tmp_path: Path) -> None:
+    """Storms come and go by the day; a row of a day that training has not seen knows nothing of the last day's."""
+    draw = np.random.default_rng(4)
+    day = draw.integers(0, 300, 6000)
+    storm = draw.random(300) < 0.5
+    frame = pl.DataFrame(
+        {
+            "row": np.arange(6000),
+            "item": draw.integers(0, 4, 6000),
+            "when": [START + timedelta(days=int(one)) for one in day],
+            "click": (draw.random(6000) < np.where(storm[day], 0.9, 0.1)).astype(int),
+            "buy": draw.integers(0, 2, 6000),
+        }
+    )
+    made = Made(tmp_path, frame, RANDOM, FeatureOptions(), COLUMNS)
+    assert "age of when" in sources(made)
+    assert auc(made.raw("test")["click"].to_numpy(), made.parts["test"]["click | age of when"].astype(float)) > 0.85
+    late = frame[:1].with_columns(when=pl.lit(START + timedelta(days=400)))
+    names = [field.name for field in made.data.schema.numeric]
+    numbers = made.data.encoder.encode(late).examples.numeric[0].tolist()
+    assert numbers[names.index("click | age of when")] == numbers[names.index("rows | age of when")] == 0
+    assert "age of when" not in sources(Made(tmp_path, frame, TIME, FeatureOptions(), COLUMNS))
 
 
 def test_the_values_are_those_of_the_calendar(tmp_path: Path) -> None:

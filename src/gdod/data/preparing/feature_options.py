@@ -24,6 +24,9 @@ class FeatureOptions(BaseModel):
     most beyond the better of their columns, in up to 50,000 training rows."""
     columns: int = Field(default=128, ge=1)
     """How many numbers the statistics of an example may be in all; pairs that gain least are left out first."""
+    noise: bool = False
+    """Whether columns and pairs have statistics even where these explain nothing of the labels of other training rows,
+    and so would only give a model something to learn by heart."""
     prior: float = Field(default=10.0, gt=0)
     """How many rows the rate of all rows counts for in the statistics of each value."""
     folds: int = Field(default=10, ge=2, le=64)

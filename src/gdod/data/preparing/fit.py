@@ -71,7 +71,7 @@ class _Fitting:
         self.gaps = dict.fromkeys(self.moments, 0)
         self.numbers: dict[str, NumberValues] = {}
         if options is not None and options.statistics and options.repeated_numbers:
-            self.numbers = {name: NumberValues(options.keys) for name in raw.of(NumericColumn)}
+            self.numbers = {name: NumberValues(options.keys) for name in schema.of(NumericColumn)}
         self.longest = dict.fromkeys(schema.of(SequenceColumn), 1)
         self.values = {
             name: VocabularyCounts(name, 1_000)

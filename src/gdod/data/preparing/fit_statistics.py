@@ -46,7 +46,9 @@ _MOST_PAIRED = 200
 _MOST_NUMBERS = 64
 # The very same numbers must explain this share of the labels' deviance, and so many times as much as similar ones do:
 # less is chance, or a model that knows the number's size has little of it.
-_LEAST_GAIN, _TIMES_SIMILAR = 0.005, 2.0
+_LEAST_GAIN, _TIMES_SIMILAR = 0.005, 1.5
+# Statistics that explain no more than this share of the deviance by themselves are taken for chance.
+_NOISE = 0.001
 # Sources whose gains are worked out together: what they count is in memory at once.
 _TOGETHER = 32
 
@@ -167,9 +169,14 @@ def fit_statistics(
         rows.add_to(counted, targets)
     sums, training = counted.sums(), counted.training_tables()
     tables = counted.tables(sums)
+    gained = counted.gains(training)
     counted.forget()
     # What is zero in every training row (say, the column that groups are of) would be news to a model later on.
-    told = {source: table for source, table in tables.items() if training[source].numbers.any()}
+    told = {
+        source: table
+        for source, table in tables.items()
+        if training[source].numbers.any() and (options.noise or _tells(gained[source]))
+    }
     kinds = tuple(target.target for target in targets)
     values = {name: values for name, values in added.number_values.items() if (name,) in told}
     added = replace(added, targets=kinds, statistics=told, number_values=values)
@@ -217,6 +224,11 @@ def _telling_numbers(
     of_exact, of_similar = exact.gains(), similar.gains()
     means = {name: (of_exact[(name,)].mean(), of_similar[(name,)].mean()) for name in bins}
     return [name for name, (own, of_bins) in means.items() if own > max(_LEAST_GAIN, _TIMES_SIMILAR * of_bins)]
+
+
+def _tells(gains: NDArray[np.float64]) -> bool:
+    """Return whether a source's statistics explain more than chance, of all targets [T] or much of a single one."""
+    return bool(gains.mean() > _NOISE or gains.max() > _LEAST_GAIN)
 
 
 def _plain(ids: "NDArray[np.int64] | SequenceIds") -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ Sums are made without a row's own fold, never by subtracting it, so that not eve
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -347,13 +347,18 @@ class Fitting:
         """Return the same for training rows, under the keys of `training_keys`, without what a row may not see."""
         tables = {}
         for source, count in self._counts.items():
-            count.merge()
-            numbers = np.empty((len(count.codes), len(self.targets) + 1))
-            for fold, own, sums in self._without_own(count):
-                numbers[own] = _numbers(sums, self._base.seen(fold), self.targets, self.prior)
+            numbers = self._out_of_fold(count)
             of_rows = count.codes % self.folds.count >= self._has_past
             tables[source] = SourceTable(count.codes[of_rows], numbers[of_rows].astype(np.float32))
         return tables
+
+    def _out_of_fold(self, count: _SourceCount) -> Floats:
+        """Return the statistics of each code, without what rows with it may not see. [m, T + 1]"""
+        count.merge()
+        numbers = np.empty((len(count.codes), len(self.targets) + 1))
+        for fold, own, sums in self._without_own(count):
+            numbers[own] = _numbers(sums, self._base.seen(fold), self.targets, self.prior)
+        return numbers
 
     def training_keys(self, source: Source, ids: IdsByColumn, folds: Ids) -> Ids:
         """Return the keys under which `training_tables` has the rows of these ids and folds."""
@@ -365,13 +370,16 @@ class Fitting:
         for count in self._counts.values():
             count.codes, count.sums = count.codes[:0], count.sums[:0]
 
-    def gains(self) -> dict[Source, Floats]:
+    def gains(self, training: Mapping[Source, SourceTable] | None = None) -> dict[Source, Floats]:
         """Return by how much each source alone explains the labels of rows that it has not seen. [T]
 
         The share of a target's deviance (log loss, or squared error) that the statistics take away; below zero
-        where they only repeat noise.
+        where they only repeat noise. ``training``: what `training_tables` gave, if it is at hand and there is no past.
         """
-        return {source: self._gain(count) for source, count in self._counts.items()}
+        return {
+            source: self._gain(count, self._out_of_fold(count) if training is None else training[source].numbers)
+            for source, count in self._counts.items()
+        }
 
     def _without_own(self, count: _SourceCount) -> "list[tuple[int, NDArray[np.bool_], Floats]]":
         """Return for each fold which codes are of it, and the sums of what rows with those codes may see."""
@@ -395,17 +403,15 @@ class Fitting:
             parts.append((fold, own, of_key[places[own]]))
         return parts
 
-    def _gain(self, count: _SourceCount) -> Floats:
-        count.merge()
+    def _gain(self, count: _SourceCount, numbers: NDArray[np.floating[Any]]) -> Floats:
+        """Return the gain of a source from the statistics of its codes [m, T + 1] -> [T]."""
         targets, rates = len(self.targets), _are_rates(self.targets)
-        sums, base = np.empty_like(count.sums), [self._base.seen(fold) for fold in range(self.folds.count)]
-        for _, own, seen in self._without_own(count):
-            sums[own] = seen
+        base = [self._base.seen(fold) for fold in range(self.folds.count)]
         means, spreads = (np.stack(one) for one in zip(*base, strict=True))  # [folds, T]
         folds = count.codes % self.folds.count
         mean, spread = means[folds], spreads[folds]  # [m, T]
         weight, label_sum = count.sums[:, 1 : 1 + targets], count.sums[:, 1 + targets :]
-        number = _numbers(sums, (mean, spread), self.targets, self.prior)[:, :targets]
+        number = numbers[:, :targets].astype(np.float64)
         # Σ (y - m)² - Σ (y - m - d)² = Σ d (2 (y - m) - d), over the rows of each key
         step = number * spread
         gain = (step * (2 * (label_sum - weight * mean) - weight * step)).sum(0)

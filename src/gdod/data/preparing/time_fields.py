@@ -40,10 +40,11 @@ class TimeFields:
         """Return the made columns of some rows; null where the time is missing or cannot be read.
 
         The age is the time since the beginning of the training part, in days; what lies before or after the training
-        part has the age of its nearest row, since of other ages nothing was learned.
+        part has the age of its nearest row but for a microsecond, since of other ages nothing was learned: so it is no
+        longer the same number, and has no part in statistics of the very time of that row.
         """
         times = moments(column, missing, format=self.format, unit=self.unit)
-        ages = (times.cast(pl.Int64).clip(self.first, self.last) - self.first) / _DAY
+        ages = (times.cast(pl.Int64).clip(self.first - 1, self.last + 1) - self.first) / _DAY
         return [(ages if what == "age" else _aspect(times, what)).rename(name) for name, what in self.made.items()]
 
 
