@@ -563,13 +563,59 @@ def main(
 
 
 def write(benches: Sequence[Bench], out: Path) -> None:
-    """Write the tables of what is finished."""
-    measured, about = [bench.read() for bench in benches], environment()
+    """Write the tables of what is finished, beside what they hold already of runs that are not here."""
+    measured, about = with_kept([bench.read() for bench in benches], kept_figures(out / "quality.json")), environment()
     words = [word for word in sys.argv[1:] if word != "--only-tables"]
     command = " ".join(["python -m benchmarks.quality", *words])
     content = {"command": command, "environment": about, "sets": [asdict(one) for one in measured]}
     write_json_in(out / "quality.json", content)
     (out / "quality.md").write_text(as_markdown(measured, command, about))
+
+
+def kept_figures(file: Path) -> list[Measured]:
+    """Return what was measured before, wherever its runs are by now."""
+
+    def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, Figures]]:
+        return {name: {int(seed): Figures(**one) for seed, one in found.items()} for name, found in runs.items()}
+
+    return [
+        Measured(
+            one["title"],
+            one["splits"],
+            by_seed(one["runs"]),
+            by_seed(one["parts"]),
+            {name: Timed(**times) for name, times in one["times"].items()},
+            one["preparing"],
+        )
+        for one in (try_read_json(file)[0] or {}).get("sets", ())
+    ]
+
+
+def with_kept(measured: Sequence[Measured], kept: Sequence[Measured]) -> list[Measured]:
+    """Return all figures, with those of before in place of what was not measured again.
+
+    Where the source that made our runs has changed, nothing is kept but rivals: parts and single-task networks are
+    compared with runs of the same source.
+    """
+    new = {(one.title, one.splits): one for one in measured}
+    before = {(one.title, one.splits): one for one in kept}
+    return [_joined(new.get(key), before.get(key)) for key in dict.fromkeys([*before, *new])]
+
+
+def _joined(new: Measured | None, before: Measured | None) -> Measured:
+    if new is None or before is None:
+        return new or before  # type: ignore[return-value]
+    sources = [{run.commit for run in one.runs.get("ours", {}).values()} for one in (new, before)]
+    changed = bool(sources[0]) and sources[0] != sources[1]
+    only = tuple(RIVALS) if changed else (*RIVALS, "ours", "single")
+    return Measured(
+        new.title,
+        new.splits,
+        {**{name: found for name, found in before.runs.items() if name in only}, **new.runs},
+        new.parts if changed else {**before.parts, **new.parts},
+        {**{name: times for name, times in before.times.items() if name in only}, **new.times},
+        new.preparing or before.preparing,
+    )
 
 
 if __name__ == "__main__":

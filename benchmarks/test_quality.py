@@ -1,6 +1,7 @@
 """The stages of the quality benchmark on a small table: what they make, reuse and write."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from benchmarks.quality import (
     Stage,
     as_markdown,
     auc_table,
+    kept_figures,
     own_table,
+    with_kept,
     write,
 )
 from gdod.data import TableSchema
@@ -148,6 +151,23 @@ def test_the_difference_is_from_the_booster_that_is_better_on_validation() -> No
     assert found.best_rival == "catboost"
     assert "| CatBoost | +0.0800" in auc_table([found])
     assert "# The strong recipe" in as_markdown([made()], "command", {})
+
+
+def test_figures_of_before_stay_until_they_are_measured_again(place: Path) -> None:
+    one = bench(place)
+    for stage in (Stage.OURS, Stage.RIVALS):
+        one.make(stage)
+    write([one], place / "out")
+    kept = kept_figures(place / "out" / "quality.json")
+    assert kept == [one.read()]
+    (before,) = kept
+    ours, rivals = before.runs["ours"], {name: runs for name, runs in before.runs.items() if name != "ours"}
+    nothing = Measured(before.title, before.splits, {}, {}, {}, {})
+    assert with_kept([nothing], kept) == kept == with_kept([], kept)
+    other = {seed: replace(run, commit="other") for seed, run in ours.items()}
+    (joined,) = with_kept([replace(nothing, runs={"ours": other})], [replace(before, parts={"dropout": ours})])
+    assert joined.runs == {**rivals, "ours": other}
+    assert not joined.parts
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
