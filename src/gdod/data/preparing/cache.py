@@ -26,7 +26,7 @@ from gdod.errors import InputError
 # Part of every fingerprint: raise it when the stored form or the way to it changes.
 VERSION = 2
 # Likewise part of the fingerprint of data that was prepared with `FeatureOptions`.
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 # Larger files are hashed once, and again when their size or a time of change differs.
 _LARGE = 64 << 20
 _STALE_SECONDS = 24 * 3600
