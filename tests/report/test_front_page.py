@@ -116,3 +116,15 @@ def test_what_is_not_finished_is_told(tmp_path: Path) -> None:
     (tmp_path / "front.json").write_text(json.dumps({"data": "made", "results": {"candidates": [{"kind": "front"}]}}))
     with pytest.raises(InputError, match="is damaged"):
         Front.read(tmp_path)
+
+
+@pytest.mark.parametrize(("score", "drawn"), [(0.4, False), (0.695, True)])
+def test_a_rival_far_below_leaves_room_for_the_rest(tmp_path: Path, score: float, drawn: bool) -> None:
+    """It is not drawn, and the legend says so; one nearby is drawn as all else is."""
+    scores = {"1:1": [[0.70, 0.72]], "4:1": [[0.71, 0.71]], "1:4": [[0.69, 0.73]], "lightgbm": [[score, score]]}
+    front = make_front(tmp_path, scores)
+    (rival,) = front.of("rival")
+    for task in front.tasks:
+        assert (front.axis(task).low <= score) == drawn
+    assert ("outside" in front.legend(rival)) == (not drawn)
+    assert ("outside" in front_page(front)) == (not drawn)

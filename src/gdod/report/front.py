@@ -130,13 +130,22 @@ class Front:
     def axis(self, task: str) -> svg.Axis:
         """Return the axis of a task's scores; of more than two tasks without the lowest tenth of the weightings.
 
-        A weighting that hardly trains one of many tasks would leave no room for the others.
+        A weighting that hardly trains one of many tasks would leave no room for the others, and so would a rival that
+        is further below all else than all else is wide.
         """
         scores = sorted(point.test[task] for point in self.front)
         values = scores[len(scores) // 10 if len(self.tasks) > 2 else 0 :]
-        values += [point.test[task] for point in self.points if point.kind != FRONT]
-        values += [end for point in self.points for end in point.interval(task) or ()]
+        values += [point.test[task] for point in self.points if point.kind not in (FRONT, RIVAL)]
+        values += [end for point in self.points if point.kind != RIVAL for end in point.interval(task) or ()]
+        least = 2 * min(values) - max(values)
+        values += [point.test[task] for point in self.of(RIVAL) if point.test[task] >= least]
         return svg.axis_for(f"{self.metrics[task]} of {task}", values)
+
+    def legend(self, point: FrontPoint) -> str:
+        """Return what a legend calls a point, also that it lies outside of a picture."""
+        axes = {task: self.axis(task) for task in self.tasks}
+        inside = all(axis.low <= point.test[task] <= axis.high for task, axis in axes.items())
+        return point.name if inside or point.kind != RIVAL else f"{point.name} (outside)"
 
     def by_weight(self, first: str, second: str) -> list[tuple[float, float]]:
         """Return the weightings of two tasks in the order of their ratios, as points of a line; of more, no line."""
@@ -363,7 +372,9 @@ def _grid(figures: Sequence[Figure]) -> str:
 
 
 def _legend(front: Front) -> str:
-    named = {0: "weightings of the sum"} | {point.style: point.name for point in front.points if point.kind != FRONT}
+    named = {0: "weightings of the sum"} | {
+        point.style: front.legend(point) for point in front.points if point.kind != FRONT
+    }
     buttons = "".join(
         f'<button type="button" data-series="{style}" aria-pressed="false">{svg.swatch(style)}{escape(name)}</button>'
         for style, name in named.items()

@@ -23,7 +23,8 @@ def draw_front(front: Front, out: Path) -> None:
     for axis, (first, second) in zip(axes, pairs, strict=False):
         _draw_pair(axis, front, first, second)
     labels = axes[0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside lower center", ncols=min(4, len(labels[1])), fontsize=8)
+    most = 3 if len(pairs) == 1 else 4  # side by side
+    figure.legend(*labels, loc="outside lower center", ncols=min(most, len(labels[1])), fontsize=8)
     figure.set_layout_engine("constrained")
     save(figure, out)
 
@@ -40,7 +41,7 @@ def _draw_pair(axis: Axes, front: Front, first: str, second: str) -> None:
             axis.annotate(label(point.name), place, (4, 4), textcoords="offset points", fontsize=7, color="#555555")
     for point in front.points:
         if point.kind != FRONT:
-            _draw_point(axis, point, first, second)
+            _draw_point(axis, point, first, second, front.legend(point))
     x, y = front.axis(first), front.axis(second)
     axis.set_xlim(x.low, x.high)
     axis.set_ylim(y.low, y.high)
@@ -51,10 +52,10 @@ def _draw_pair(axis: Axes, front: Front, first: str, second: str) -> None:
     axis.grid(alpha=0.25)
 
 
-def _draw_point(axis: Axes, point: FrontPoint, first: str, second: str) -> None:
+def _draw_point(axis: Axes, point: FrontPoint, first: str, second: str, name: str) -> None:
     colour, marker = COLOURS[point.style % len(COLOURS)], MARKERS[point.style % len(MARKERS)]
     x, y = point.test[first], point.test[second]
     for task, draw in ((first, axis.hlines), (second, axis.vlines)):
         if (ends := point.interval(task)) is not None:
             draw(y if task == first else x, *ends, color=colour, linewidth=1)
-    axis.plot(x, y, marker, color=colour, markersize=7, label=label(point.name))
+    axis.plot(x, y, marker, color=colour, markersize=7, label=label(name))
