@@ -118,3 +118,11 @@ def test_parts_in_memory_are_tables_of_their_own(tmp_path: Path) -> None:
         load("clicks.csv", test=frame, cache=tmp_path)
     with pytest.raises(InputError, match="the validation table has no rows"):
         load(frame, validation=frame[:0], cache=tmp_path)
+
+
+def test_the_share_of_the_test_part_of_a_named_data_set_can_be_chosen(tmp_path: Path) -> None:
+    assert sizes(load("ads", rows=1_000, test=0.4, cache=tmp_path)) == (540, 60, 400)
+    with pytest.raises(InputError, match=r"test=0\.95; expected a number from 0 to 0\.9"):
+        load("ads", rows=1_000, test=0.95, cache=tmp_path)
+    with pytest.raises(InputError, match="test"):
+        load("clicks.csv", test=0.4, cache=tmp_path)

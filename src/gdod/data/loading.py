@@ -78,7 +78,7 @@ def load(
     schema: str | Path | TableSchema | None = None,
     labels: Iterable[str] = (),
     validation: AnyFrame | None = None,
-    test: AnyFrame | None = None,
+    test: AnyFrame | float | None = None,
     folder: str | Path | None = None,
     cache: str | Path | None = None,
     stream: bool | None = None,
@@ -104,7 +104,7 @@ def load(
             as `gdod data inspect` shows it.
         labels: for an inferred schema, the columns to predict.
         validation: for a table in memory, a table for the validation part; None: it is cut off, as the schema says.
-        test: the same for the test part.
+        test: the same for the test part. Of a data set with a name: the share of the rows, if it has that option.
         folder: where the files of a data set with a name are.
         cache: the folder for prepared data. Default: $GDOD_CACHE or ~/.cache/gdod.
         stream: read from disk while it is used instead of from memory. None: if it is large.
@@ -140,7 +140,7 @@ def prepare(
     schema: str | Path | TableSchema | None = None,
     labels: Iterable[str] = (),
     validation: AnyFrame | None = None,
-    test: AnyFrame | None = None,
+    test: AnyFrame | float | None = None,
     folder: str | Path | None = None,
     cache: str | Path | None = None,
     features: FeatureOptions | None = None,
@@ -155,6 +155,9 @@ def prepare(
             f"source is a {type(source).__name__}; expected a path, a pattern, a data set's name, or a polars, pandas "
             "or pyarrow table"
         )
+    named = SOURCES.get(source) if isinstance(source, str) else None  # a Path, or "./ads", is a file of that name
+    if named is not None and test is not None and not is_frame(test):
+        options, test = {"test": test, **options}, None
     parts = {part: table for part, table in (("validation", validation), ("test", test)) if table is not None}
     if parts and not is_frame(source):
         raise InputError(
@@ -169,7 +172,6 @@ def prepare(
         schema = TableSchema.read(schema)
     if previous is not None:
         schema = _updated(schema, previous, "the schema")
-    named = SOURCES.get(source) if isinstance(source, str) else None  # a Path, or "./ads", is a file of that name
     if named is not None:
         if labels := tuple(labels):
             raise InputError(f"labels={labels!r} are given, but the data set {source!r} has its own; leave them out")
