@@ -278,6 +278,7 @@ def train(case: Case, way: str) -> None:
             blocks_left -= 1
         print("ready", flush=True)
         for _ in sys.stdin:
+            block()  # untimed: while others had their turn, threads fell asleep and caches were lost
             print(block() / BLOCK, flush=True)
         if trainer is not None:
             print(trainer.second / max(1, trainer.steps), flush=True)
@@ -436,7 +437,7 @@ def as_markdown(results: list[Measured], about: dict[str, str]) -> str:
         "16 groups, fused Adam; recipe strong: wider inputs, and sizes by the table. Every way trains in a process of "
         f"its own, {WARM_UP * BLOCK} steps (or {LONGEST:g} seconds) before anything is timed; then blocks of {BLOCK} "
         "steps of each are timed in "
-        "turn. Medians over rounds, with the quartiles, of the ratio to the plain sum through the same training loop. "
+        "turn, each after a block that is not timed, as in a loop that never waits. Medians over rounds, with the quartiles, of the ratio to the plain sum through the same training loop. "
         f"By hand: a plain loop without `gdod`, and the same with torchjd's PCGrad (of recipe paper alone). {MEMBERS} "
         "members: the ensemble of that many. Threads that wait for each other sleep soon, as the commands have it "
         "(`GOMP_SPINCOUNT`); beside a busy process: another one keeps a core busy all the time. Freed memory: by "
