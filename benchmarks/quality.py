@@ -288,7 +288,7 @@ class Bench:
         asked = {"recipe": RECIPE, "models": ["shared-bottom"], "seeds": [0], "threads": THREADS, **self.settings}
         compare(make_plan({**asked, **settings, "data": self.data}), folder, processes=1, watch=watch)
         (result,) = (json.loads(path.read_text()) for path in folder.glob("runs/*/result.json"))
-        return Timed(result["seconds"], watch.seconds, result["validation"]["mean_auc"], self.version)
+        return Timed(result["seconds"], watch.seconds, result["validation"]["mean_auc"], source_version())
 
     def _times_file(self, what: str) -> Path:
         """Return where the times of our runs or of a rival are kept."""
@@ -415,9 +415,9 @@ _TEST = (
 )
 _TIMES = (
     f"Alone on the machine, {THREADS} threads: from the data in memory to the metrics of the test part, for a booster "
-    f"over all tasks; the median of {TIMED_RUNS} runs, of those of more than {LONG:g} seconds one. Preparing: what the recipe's inputs (statistics, bins) take beyond preparing the "
-    "booster's. The ratio is that of our time with this preparing to the time of the booster that is better on "
-    "validation; steps: our training steps alone."
+    f"over all tasks; the median of {TIMED_RUNS} runs, of those of more than {LONG:g} seconds one. Preparing: what the "
+    "recipe's inputs (statistics, bins) take beyond preparing the booster's. The ratio is that of our time with this "
+    "preparing to the time of the booster that is better on validation; steps: our training steps alone."
 )
 _PARTS = (
     "Mean AUC on the validation part (the test part is not looked at): of the whole recipe, then the difference from "

@@ -59,14 +59,19 @@ class Curves:
     def __init__(self, folder: Path, first_step: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tensorboard and what it imports warn about each other
+            from tensorboard.compat.proto.summary_pb2 import Summary
             from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard.summary import scalar
 
-            self.writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step)
+        self.writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step)
+        self._summary, self._scalar = Summary, scalar
 
     def add(self, line: Line) -> None:
-        for name, value in points(line).items():
-            if value is not None and math.isfinite(value):
-                self.writer.add_scalar(name, value, line["step"], new_style=True)
+        """Add a line's points as one event: with many tasks an event each takes as long as some steps."""
+        known = {name: value for name, value in points(line).items() if value is not None and math.isfinite(value)}
+        values = [one for name, value in known.items() for one in self._scalar(name, value, new_style=True).value]
+        assert self.writer.file_writer is not None
+        self.writer.file_writer.add_summary(self._summary(value=values), line["step"])
 
     def close(self) -> None:
         self.writer.close()

@@ -101,6 +101,12 @@ def _label(
 def _binary(column: pl.Series, label: LabelColumn, missing: tuple[str, ...], origin: Origin) -> pl.Series:
     if label.positive is not None:
         return text(column, missing).is_in(list(label.positive)).cast(pl.Float64)
+    if column.dtype == pl.Boolean or column.dtype.is_integer():
+        # As most are. Of few rows calls of Polars take the time, and a table may have many labels.
+        values = column.cast(pl.Float64)
+        low, high = values.min(), values.max()
+        if low in (None, 0, 1) and high in (None, 0, 1):
+            return values
     words = _truths(column, missing)
     values = words.cast(pl.Float64, strict=False)
     refuse(
