@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ class Curves:
             from torch.utils.tensorboard.summary import scalar
 
         self.writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step)
-        self._summary, self._scalar = Summary, scalar
+        self._summary: Callable[..., Any] = Summary
+        self._scalar: Callable[..., Any] = scalar
 
     def add(self, line: Line) -> None:
         """Add a line's points as one event: with many tasks an event each takes as long as some steps."""
