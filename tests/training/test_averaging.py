@@ -39,7 +39,7 @@ def test_it_is_the_average_written_by_hand(total: int, decay: float) -> None:
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
         weights.append(copy.deepcopy(list(model.parameters())))
-        average.update(model, step, last=step == total)
+        average.update(step, last=step == total)
     for number, parameter in enumerate(average.model.parameters()):
         expected = by_hand([one[number].detach() for one in weights], decay)
         torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
@@ -51,7 +51,7 @@ def test_buffers_are_those_of_the_model() -> None:
     model = gdod.models.build("shared-bottom", data.schema, data.tasks)
     average = Average(model, 0.9)
     model.get_buffer("features.first").add_(1000)
-    average.update(model, EVERY)
+    average.update(EVERY)
     assert tiny.same(dict(average.model.named_buffers()), dict(model.named_buffers()))
 
 
@@ -61,7 +61,7 @@ def test_weights_that_stand_still_are_their_average() -> None:
     average = Average(model, 0.9)
     assert tiny.same(dict(average.model.state_dict()), dict(model.state_dict()))
     for step in range(1, 30):
-        average.update(model, step)
+        average.update(step)
     assert tiny.same(dict(average.model.state_dict()), dict(model.state_dict()))
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
 

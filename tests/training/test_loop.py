@@ -482,6 +482,32 @@ def test_ctrl_c_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path,
     check_same(tmp_path / "run", tmp_path / "whole")
 
 
+class Crashing(Silent):
+    """Raises an error at a chosen time."""
+
+    def trained(self, step: int, loss: float) -> None:
+        if step == 25:
+            raise OSError("the terminal is gone")
+
+
+@pytest.mark.parametrize(("short", "saved"), [(0.0, 21), (float("inf"), 0)])
+def test_evaluations_soon_after_a_checkpoint_write_the_best_weights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: float, saved: int
+) -> None:
+    """The best weights are then newer than what the run resumes from, and it still ends the same."""
+    monkeypatch.setattr("gdod.training.loop._SHORT", short)
+    config = tiny.config(steps=30, evaluate_every=7, log_every=5, method="gradnorm", average=0.9)
+    with pytest.raises(OSError, match="terminal"):
+        train(config, tmp_path / "run", dataset=tiny.dataset(), progress=Crashing())
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert load(checkpoints / "last.pt")["state"]["step"] == saved
+    assert load(checkpoints / "best.pt")["step"] > 0
+    train(config, tmp_path / "run", dataset=tiny.dataset(), resume=True)
+    train(config, tmp_path / "whole", dataset=tiny.dataset())
+    check_same(tmp_path / "run", tmp_path / "whole")
+    assert load(checkpoints / "last.pt")["state"]["step"] == 30
+
+
 class Alarming:
     """A part that sends Ctrl-C's signal to its own process while it is read for the second time."""
 

@@ -126,7 +126,7 @@ def test_the_optimizer_the_average_and_the_method_go_on(days: Path, tmp_path: Pa
     before = trainer.average.model.state_dict()["features.table.weight"].clone()
     with torch.no_grad():
         trainer.model.get_parameter("features.table.weight").add_(1.0)
-    trainer.average.update(trainer.model, 5, before=trainer.state.before)
+    trainer.average.update(5, before=trainer.state.before)
     raw = trainer.model.state_dict()["features.table.weight"]
     share = ((trainer.average.model.state_dict()["features.table.weight"] - before) / (raw - before)).mean()
     steps = trainer.state.before + 5

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _MOST_SKIPPED = 100  # steps in a row; after so many the weights themselves are the problem
 _TIMED_STEPS = 20_000  # the last steps, of whose times the median is taken
+_SHORT = 1.0  # seconds; so much work is sooner done again than saved after each evaluation of a small table
 
 
 @dataclass
@@ -190,7 +191,7 @@ class Trainer:
             info = self._step(minibatch, step, conflict=logs and self._records_conflict(step))
             state.step = step
             if self.average is not None:
-                self.average.update(self.model, step, last=step == self.total, before=state.before)
+                self.average.update(step, last=step == self.total, before=state.before)
             took = time.perf_counter() - start
             state.seconds += took
             self.times.append(took)
@@ -334,8 +335,13 @@ class Trainer:
             state.best_step = state.step  # nothing to choose by: the last is the best
         for part, values in metrics.items():
             self._add_line({"kind": "evaluation", "part": part}, values)
-        self.save(best=best)
+        self.save(best=best, short=not self._is_last_or_asked_for())
         return True
+
+    def _is_last_or_asked_for(self) -> bool:
+        """Return whether a checkpoint has to be written after this step, however short ago the one before was."""
+        step, every = self.state.step, self.config.checkpoint_every
+        return step >= self.total or self.out_of_patience() or (every is not None and step % every == 0)
 
     @property
     def evaluated_model(self) -> Model:
@@ -399,23 +405,30 @@ class Trainer:
             return True
         return self.ranks.rank == 0 and logs and time.monotonic() - self._saved_at > 60 * self.config.checkpoint_minutes
 
-    def save(self, *, best: bool = False) -> None:
-        """Write a checkpoint to resume from; with ``best``, also write the weights, or their average, as the best."""
+    def save(self, *, best: bool = False, short: bool = False) -> None:
+        """Write a checkpoint to resume from; with ``best``, also write the weights, or their average, as the best.
+
+        With ``short`` the one to resume from is left as it is if that was written less than a second ago.
+        """
         self._read_losses()
         weights = self.model.state_dict()
         if not _all_finite(weights):
             raise self._non_finite(self.state.step, [], "a weight")
         random = self.ranks.tell(checkpoint.random_state(self.device))
-        self.ranks.first(lambda: self._write(weights, random, best))
-        self._saved_at, self._saved_step = time.monotonic(), self.state.step
+        short = short and self._saved_step is not None and time.monotonic() - self._saved_at < _SHORT
+        if self.ranks.first(lambda: self._write(weights, random, best, last=not short)):
+            self._saved_at, self._saved_step = time.monotonic(), self.state.step
 
-    def _write(self, weights: Mapping[str, Tensor], random: Sequence[dict[str, Any]], best: bool) -> None:
+    def _write(self, weights: Mapping[str, Tensor], random: Sequence[dict[str, Any]], best: bool, last: bool) -> bool:
+        """Write the files of a checkpoint, and return whether one to resume from is among them."""
         assert self.record is not None
-        self.state.recorded = self.record.to_disk()
         settings = checksum(self.config)
         if best:
             best_weights = self.evaluated_model.state_dict()
             checkpoint.save(self.folder.best, {"settings": settings, "step": self.state.step, "model": best_weights})
+        if not last:
+            return False
+        self.state.recorded = self.record.to_disk()
         checkpoint.save(
             self.folder.last,
             {
@@ -429,6 +442,7 @@ class Trainer:
                 "state": asdict(self.state),
             },
         )
+        return True
 
     def _interrupt(self, stop_request: StopRequest) -> None:
         (number,) = self.ranks.most([stop_request.number or 0])
