@@ -134,7 +134,7 @@ class MultiTaskModel:
     log_every: int | None = None
     """The number of steps between two recorded training losses."""
     checkpoint_every: int | None = None
-    """The number of steps between checkpoints, besides those after each evaluation."""
+    """The number of steps between checkpoints, besides those after evaluations (one a second at most)."""
     seed: int | None = None
     """The seed of weights, order and dropout."""
     device: str | None = None

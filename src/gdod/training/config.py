@@ -230,7 +230,7 @@ class TrainConfig(_Part):
     conflict_every: int | None = Field(default=None, ge=0)
     """The number of steps between two recorded conflicts, at log times; None: at each of them, 0: never."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """The number of steps between checkpoints, besides those after each evaluation."""
+    """The number of steps between checkpoints, besides those after evaluations (one a second at most)."""
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     """The number of minutes after which a checkpoint is written in any case, at the next log time."""
     non_finite: Literal["stop", "skip"] = "stop"
