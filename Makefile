@@ -22,7 +22,7 @@ help:
 
 # The build tools come first, from the same pins, so that the project is built with them and pip
 # makes no environment of its own for the build.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(wildcard src/gdod/_kernels/*.[ch])
 	@echo "Setting up .venv (a few minutes the first time)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) setuptools

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import gdod
+from gdod.rows import kernels
 from gdod.rows.products import Products
 
 
@@ -34,9 +35,11 @@ class Tabular(nn.Module):
         return self.heads(self.hidden(torch.cat(parts, 1)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("rows", [True, False])
-def test_they_are_those_of_the_precise_gram_matrix(monkeypatch: pytest.MonkeyPatch, rows: bool) -> None:
-    monkeypatch.setattr(Products, "_rows_are_cheaper", lambda self: rows)
+@pytest.mark.parametrize("way", ["kernels", "rows", "between groups"])
+def test_they_are_those_of_the_precise_gram_matrix(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way != "kernels":
+        monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(Products, "_rows_are_cheaper", lambda self: way == "rows")
     torch.manual_seed(0)
     model, method = Tabular(), AskFor()
     losses = model(torch.tensor([0, 3, 7, 7, 12, 3, 0, 41, 7, 9])).square()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import gdod
-from gdod.rows import products
+from gdod.rows import kernels, products
 from gdod.rows.blocks import symmetric_product
 from gdod.rows.cotangent import Cotangent
 from gdod.rows.groups import Groups, Owner
@@ -104,8 +104,11 @@ def test_a_model_is_updated_the_same_either_way(monkeypatch: pytest.MonkeyPatch,
         (4096, 233, 256, 2, True),
     ],
 )
-def test_the_cheaper_way_is_taken(places: int, inputs: int, outputs: int, tasks: int, rows: bool) -> None:
-    """As measured on the layers of the benchmarks."""
+def test_the_cheaper_way_is_taken(
+    monkeypatch: pytest.MonkeyPatch, places: int, inputs: int, outputs: int, tasks: int, rows: bool
+) -> None:
+    """As measured on the layers of the benchmarks, without compiled kernels."""
+    monkeypatch.setattr(kernels, "compiled", None)
     cotangent = Cotangent(torch.zeros(tasks, places, outputs), Groups(places, 16), Owner(0, 1))
     weight = nn.Parameter(torch.zeros(inputs, outputs))
     uses = [(Contraction(left=False, saved="x"), torch.zeros(1, places, inputs), cotangent)]

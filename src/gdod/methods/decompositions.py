@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gdod._kernels import compiled
+
 # Sketch columns beyond the rank asked for, and rounds of power iteration (Halko et al. 2011, 4.4).
 _OVERSAMPLING = 8
 _POWER_ROUNDS = 2
+# Rows of a matrix up to which the compiled eigendecomposition is the quicker one.
+_SMALL = 256
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,20 @@ class Spectrum:
     vectors: Tensor  # [N, r]
 
 
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues (smallest first) and eigenvectors (columns) of a symmetric float64 matrix on the CPU."""
+    if compiled is not None and 0 < len(matrix) <= _SMALL:
+        matrix = matrix.contiguous()
+        values, vectors = matrix.new_empty(len(matrix)), torch.empty_like(matrix)
+        if compiled.eigh(matrix.data_ptr(), len(matrix), values.data_ptr(), vectors.data_ptr()):
+            return values, vectors.T
+    values, vectors = torch.linalg.eigh(matrix)
+    return values, vectors
+
+
 def spectrum(gram: Tensor, rank: int | None = None, tolerance: float = 0.0) -> Spectrum:
     """Return the eigenpairs above ``tolerance`` times the largest eigenvalue, at most ``rank`` of them."""
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigh(gram)
     numbers: list[float] = values.tolist()
     outside = bisect_right(numbers, tolerance * max(numbers[-1], 0.0))
     if rank is not None:

@@ -255,7 +255,7 @@ class _Rounding:
     @staticmethod
     def of(gram: Gram, rank: int | None) -> "_Rounding":
         count = len(gram.matrix)
-        values, vectors = torch.linalg.eigh(gram.matrix)
+        values, vectors = decompositions.eigh(gram.matrix)
         largest = float(values[-1])
         # Rounding adds about e‖r_k‖‖r_l‖ to the inner product of two rows.
         noise = (gram.matrix.diagonal() * gram.error) @ vectors.square()

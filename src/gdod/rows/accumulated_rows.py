@@ -174,9 +174,7 @@ class _Sum(_Kept):
         rows = matrix_of(block)
         self.tasks = tasks
         self.rows = rows.new_zeros(groups.count * tasks, rows.shape[1])
-        self.form = copy.copy(block)  # knows how rows are laid out
-        if isinstance(self.form, Products):
-            self.form.xs, self.form.ds, self.form.by_task = [], [], None
+        self.form = block.without_numbers() if isinstance(block, Products) else copy.copy(block)
         assert isinstance(self.form, Products | Dense)
         self.form.rows = self.rows
 
@@ -197,8 +195,7 @@ class _Factors(_Kept):
 
     def __init__(self, block: Block, tasks: int) -> None:
         assert isinstance(block, Products)
-        self.form = copy.copy(block)
-        self.form.xs, self.form.ds, self.form.rows, self.form.by_task = [], [], None, None
+        self.form = block.without_numbers()
         self.tasks = tasks
         self.runs: list[tuple[int, Tensor, Tensor]] = []  # first group, activations, cotangents [g, E, places, f]
         self.places = 0  # most that an example has

@@ -64,6 +64,10 @@ class Cotangent:
         return owner.dim == 0 and owner.inner * self.groups.examples == self.shape[0] and self.groups.even
 
     @property
+    def device(self) -> torch.device:
+        return self.deltas.device if isinstance(self.deltas, Tensor) else self.deltas[0].device
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.deltas.dtype if isinstance(self.deltas, Tensor) else self.deltas[0].dtype
 

@@ -13,6 +13,7 @@ from gdod.rows.blocks import Block, Only, sum_of_products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
+from gdod.rows.kernels import TableKernel
 from gdod.rows.uses import Use
 from gdod.rows.workspace import take, zeros_for
 
@@ -132,7 +133,7 @@ class Tables(Block):
         self.in_order = len({entries.ids.shape for _, entries, _ in uses}) == 1 and all(
             entries.places is None and cotangent.is_in_order for _, entries, cotangent in uses
         )
-        self.merged: Tensor | None = None  # rows of small tables, once they are made [N, rows * d]
+        self.kernel = TableKernel.of(self.ids, self.group, self.values, self.groups)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -143,6 +144,8 @@ class Tables(Block):
         return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
+        if self.kernel is not None and not precise and only is None:
+            return self.kernel.gram()
         # Rows of small tables are made. In large ones an id that occurs once meets only itself; the others are merged.
         values = self.values.double() if precise else self.values
         if only is not None:
@@ -152,10 +155,7 @@ class Tables(Block):
         # All tasks' vectors of an entry are added in one go: `index_add_` takes its time by the index.
         entries = _laid_out(values.transpose(0, 1)).view(-1, self.tasks * values.shape[2])  # [E, K * d]
         if self._is_small:
-            merged = list(self._merged(entries, self.ids, self.group, self.rows))
-            if not precise and only is None and len(merged) == 1:
-                self.merged = merged[0]
-            return sum_of_products(merged, steady=True)
+            return sum_of_products(self._merged(entries, self.ids, self.group, self.rows), steady=True)
         assert self._repeated is not None
         at, number, count = self._repeated
         others = self._with_themselves(values.index_fill(1, at, 0))
@@ -235,9 +235,8 @@ class Tables(Block):
             yield laid_out(by_task).view(groups * tasks, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self.merged is not None and not any(sparse for _, sparse in self.tables):
-            grads = (weights @ self.merged).view(self.rows, -1).split([len(table) for table, _ in self.tables])
-            return [(table, grad.to(table.dtype)) for (table, _), grad in zip(self.tables, grads, strict=True)]
+        if self.kernel is not None and all(t.dtype == torch.float32 and not sparse for t, sparse in self.tables):
+            return self._sum_by_kernel(self.kernel, weights)
         if self.in_order and len(self.uses) == 1:
             by_group = self.values.reshape(self.tasks, self.groups, -1).transpose(0, 1)  # [groups, K, entries * d]
             summed = torch.bmm(weights.view(self.groups, 1, self.tasks), by_group).view(-1, self.values.shape[2])
@@ -245,6 +244,13 @@ class Tables(Block):
             each = weights.view(self.groups, self.tasks).T[:, self.group]  # [K, E]
             summed = (each.unsqueeze(2) * self.values).sum(0)  # [E, d]
         return self._spread(summed)
+
+    def _sum_by_kernel(self, kernel: TableKernel, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+        grads, first = [(table, zeros_for(table)) for table, _ in self.tables], 0
+        for number, entries in self.uses:
+            kernel.add_sum(first, entries.ids, weights, grads[number][1])
+            first += len(entries.ids)
+        return grads
 
     def _spread(self, summed: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the tables with their gradients, from the gradient of each entry [E, d]."""

@@ -4,6 +4,7 @@ Either the rows are materialised, or their inner products come from those of act
 between groups, so that nothing as large as a row appears; whichever costs less.
 """
 
+import copy
 from bisect import bisect_right
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
@@ -14,6 +15,7 @@ from torch.nn.functional import pad
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
+from gdod.rows.kernels import ProductKernel
 from gdod.rows.multiply import product
 from gdod.rows.node_kinds import kind_of
 from gdod.rows.uses import Contraction, by_group, rows_of
@@ -45,27 +47,38 @@ class Products(Block):
         self.use, x, cotangent = uses[0]
         self.weight, self.bias = weight, bias
         self.tasks, self.groups = cotangent.tasks, cotangent.groups.count
-        self.experts = x.shape[0]
-        self.cotangents = [(use, cotangent) for use, _, cotangent in uses]
-        # For each run of equal groups: [groups * E, places, in].
-        self.xs = _join([by_group(_with_ones(x) if bias else x, c) for _, x, c in uses])
-        self.inputs = self.xs[0].shape[-1]
+        self.experts, self.inputs = x.shape[0], x.shape[-1] + (bias is not None)
+        self.uses = uses
+        self.kernel: ProductKernel | None = None
+        if len(uses) == 1 and not self.use.left and not self.use.vector:
+            self.kernel = ProductKernel.of(x, cotangent, bias is not None)
         self.rows: Tensor | None = None  # [N, E * out * in]
         self.by_task: Tensor | None = None  # rows in another order [K, groups, in, out]
-        if self._rows_are_cheaper():
+        if self.kernel is None and self._rows_are_cheaper():
             if self._suits_by_task():
                 self.by_task = self._rows_by_task()
             else:
                 self.rows = rows_of(self.xs, self.ds, self.experts, self.tasks)
 
+    def without_numbers(self) -> "Products":
+        """Return a block that knows how rows are laid out, to be filled with others' ``rows`` or ``xs`` and ``ds``."""
+        form = copy.copy(self)
+        form.uses, form.xs, form.ds, form.rows, form.by_task, form.kernel = [], [], [], None, None, None
+        return form
+
+    @cached_property
+    def xs(self) -> list[Tensor]:
+        """The activations, with a 1 for the bias, for each run of equal groups. [groups * E, places, in]"""
+        return _join([by_group(_with_ones(x) if self.bias else x, c) for _, x, c in self.uses])
+
     @cached_property
     def ds(self) -> list[Tensor]:
         """The cotangents of all tasks side by side, for each run of equal groups. [groups * E, places, K * out]"""
-        return _join([by_group(use.cotangent(cotangent), cotangent) for use, cotangent in self.cotangents])
+        return _join([by_group(use.cotangent(cotangent), cotangent) for use, _, cotangent in self.uses])
 
     def _suits_by_task(self) -> bool:
         """Return whether the cotangents of a task lie group after group, and are the wider factor of its rows."""
-        (use, cotangent), *others = self.cotangents
+        (use, _, cotangent), *others = self.uses
         stacked = isinstance(cotangent.deltas, Tensor) and cotangent.deltas.dim() == 3
         plain = not use.left and not use.vector and self.experts == 1 and not others
         wide = self.inputs < use.outputs(cotangent)
@@ -76,7 +89,7 @@ class Products(Block):
 
         With 13 inputs and 256 outputs that takes half the time of `rows_of`, with 75 inputs four fifths.
         """
-        deltas, x = working(self.cotangents[0][1].stacked), self.xs[0].mT  # [groups, in, places]
+        deltas, x = working(self.uses[0][2].stacked), self.xs[0].mT  # [groups, in, places]
         shape = (self.tasks, self.groups, self.inputs, deltas.shape[-1])
         buffer = take(shape, deltas)
         rows = deltas.new_empty(shape) if buffer is None else buffer
@@ -90,7 +103,7 @@ class Products(Block):
 
     @property
     def like(self) -> Tensor:
-        return self.xs[0] if self.rows is None else self.rows
+        return self.rows if self.rows is not None else self.uses[0][1] if self.uses else self.xs[0]
 
     @property
     def has_rows(self) -> bool:
@@ -109,7 +122,7 @@ class Products(Block):
         Only shapes decide, so that a run that is resumed, or another process, computes in the same way.
         """
         places = sum(x.shape[0] * x.shape[1] for x in self.xs) // self.experts
-        use, cotangent = self.cotangents[0]
+        use, _, cotangent = self.uses[0]
         outputs, tasks = use.outputs(cotangent), self.tasks
         count, size = self.groups * tasks, self.inputs * outputs * self.experts
         rows = places * tasks * size + count**2 * size + 3 * _TRAFFIC * count * size
@@ -119,6 +132,8 @@ class Products(Block):
         return rows <= self.experts * between
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
+        if self.kernel is not None and not precise and only is None:
+            return self.kernel.gram()
         columns = self._columns(only)
         if self.by_task is not None:
             rows = self.by_task[:, :, columns].reshape(self.groups * self.tasks, -1)
@@ -186,6 +201,8 @@ class Products(Block):
         return sums[0] if len(sums) == 1 else torch.cat(sums, 1)
 
     def products_with(self, weights: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel.products_with(weights)
         if self.has_rows:
             rows = self.as_rows().double()
             return weights @ rows @ rows.T
@@ -211,18 +228,11 @@ class Products(Block):
         return by_group.transpose(0, 1)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self.by_task is not None:
-            by_task = weights.view(-1, self.tasks).T.reshape(-1)
-            grad = (by_task @ self.by_task.flatten(0, 1).flatten(1)).view(self.inputs, -1).T
-        else:
-            flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
-            grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
-        grads = []  # from [out, in] or [E, out, in]
-        if self.bias is not None:
+        grad, column = self._sum(weights)  # [out, in] or [E, out, in]; with a bias there is one expert
+        grads = []
+        if self.bias is not None and column is not None:
             parameter, shape, chain = self.bias
-            column = grad.select(-1, -1)  # with a bias there is one expert
             grads.append((parameter, undo(chain, column if column.shape == shape else column.reshape(shape))))
-            grad = grad.narrow(-1, 0, self.inputs - 1)
         parameter, shape, chain = self.weight
         is_matrix = len(shape) == 2
         if not self.use.left and chain and is_matrix and kind_of(node := chain[-1][0]).transposes(node):
@@ -231,6 +241,19 @@ class Products(Block):
             grad = grad.transpose(-1, -2)
         grads.append((parameter, undo(chain, grad if grad.shape == shape else grad.reshape(shape))))
         return grads
+
+    def _sum(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the weighted sum of the rows of the weight [out, in] or [E, out, in], and of the bias [out]."""
+        if self.kernel is not None:
+            weight, bias = self.kernel.sum(weights)
+            return (weight[0] if self.experts == 1 else weight), bias
+        if self.by_task is not None:
+            by_task = weights.view(-1, self.tasks).T.reshape(-1)
+            grad = (by_task @ self.by_task.flatten(0, 1).flatten(1)).view(self.inputs, -1).T
+        else:
+            flat = self._combine_factors(weights.view(-1, self.tasks)) if self.rows is None else weights @ self.rows
+            grad = flat.view(-1, self.inputs) if self.experts == 1 else flat.view(self.experts, -1, self.inputs)
+        return (grad, None) if self.bias is None else (grad.narrow(-1, 0, self.inputs - 1), grad.select(-1, -1))
 
     def _combine_factors(self, weights: Tensor) -> Tensor:
         """Return the weighted sum of rows that were not made. [E * out * in]"""

@@ -38,6 +38,7 @@ from gdod.training.progress import Progress
 from gdod.training.record import Line, Record
 from gdod.training.resharding import resharded_batches
 from gdod.training.seeds import seed_for
+from gdod.training.step_threads import choose_threads, on_threads
 
 if TYPE_CHECKING:
     from gdod.data.dataset import Dataset
@@ -63,6 +64,7 @@ class State:
     best: Metrics | None = None  # the validation metrics at best_step
     recorded: int = 0  # bytes of metrics.jsonl
     before: int = 0  # steps of the runs that this one goes on from
+    threads: int = 0  # of torch in steps, as chosen when the run began; 0: not chosen, torch's own number
     lanes: int = 1  # the number of ranks when the epoch began, see resharding.py
     losses: list[list[float]] = field(default_factory=list)  # [steps since the last log time][task]
 
@@ -160,6 +162,11 @@ class Trainer:
         if self._saved_step is None:
             torch.manual_seed(self._torch_seed())
         self.record = record
+        # Another number of threads rounds in another way: a run that is resumed keeps its own.
+        if self.config.threads is not None or self.device.type != "cpu" or self.ranks.size > 1:
+            self.state.threads = 0
+        elif not self.state.threads:
+            self.state.threads = choose_threads(self.model, self.config.batch)
         self.model.train()
         batches = self._batches()
         with StopRequest() as stop_request:
@@ -170,7 +177,9 @@ class Trainer:
                     return "early"
                 if self.state.step >= self.total:
                     return "finished"
-                if self._train(batches, stop_request):
+                with on_threads(self.state.threads or torch.get_num_threads()):
+                    stopped = self._train(batches, stop_request)
+                if stopped:
                     self._interrupt(stop_request)
 
     @property

@@ -1,0 +1,27 @@
+"""What compiled.c offers. Whole numbers are addresses of memory, sizes and flags, and nothing is checked."""
+
+def find_threads() -> bool: ...
+def use_wide(wide: bool) -> bool: ...
+def product_gram(
+    x: int, d: int, bounds: int, groups: int, largest: int, experts: int, places: int, inputs: int, outputs: int,
+    ones: int, tasks: int, by_rows: int, gram: int, threads: int, /,
+) -> None: ...  # fmt: skip
+def task_gram(
+    x: int, d: int, experts: int, places: int, inputs: int, outputs: int, ones: int, tasks: int, gram: int,
+    threads: int, /,
+) -> None: ...  # fmt: skip
+def product_sum(
+    x: int, d: int, weights: int, group: int, experts: int, places: int, inputs: int, outputs: int, tasks: int,
+    weight: int, bias: int, threads: int, /,
+) -> None: ...  # fmt: skip
+def product_with(
+    x: int, d: int, group: int, experts: int, places: int, inputs: int, outputs: int, ones: int, tasks: int,
+    groups: int, count: int, weights: int, products: int, /,
+) -> None: ...  # fmt: skip
+def eigh(matrix: int, size: int, values: int, vectors: int, /) -> bool: ...
+def table_gram(
+    ids: int, group: int, values: int, entries: int, tasks: int, width: int, groups: int, gram: int, threads: int, /
+) -> None: ...
+def table_sum(
+    ids: int, group: int, values: int, step: int, entries: int, tasks: int, width: int, weights: int, grad: int, /
+) -> None: ...

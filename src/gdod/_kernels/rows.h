@@ -1,0 +1,490 @@
+/* The kernels, compiled once for each set of instructions: `compiled.c` includes this file with another NAME (the suffix
+   of all names) and WIDE (whether there are 32 registers of 16 numbers, as in AVX-512).
+
+   Numbers are float32. Inner products are summed in float32 over a few hundred numbers, and these sums in float64.
+   The places of a batch lie group after group. Where rows are made, sixteen groups side by side fill a vector, so that
+   one instruction works for sixteen rows; the vectors of all groups and tasks are the units of a column of rows. */
+
+#if WIDE
+enum { NAME(ROW_I) = 6, NAME(ROW_J) = 4, NAME(GRAM_A) = 8, NAME(GRAM_U) = 3, NAME(MIX_P) = 4, NAME(MIX_V) = 4 };
+enum { NAME(AGREE_P) = 16, NAME(TASK_I) = 2, NAME(TASK_J) = 3, NAME(ADD_O) = 8, NAME(ADD_V) = 3 };
+#else
+enum { NAME(ROW_I) = 3, NAME(ROW_J) = 2, NAME(GRAM_A) = 4, NAME(GRAM_U) = 1, NAME(MIX_P) = 4, NAME(MIX_V) = 1 };
+enum { NAME(AGREE_P) = 4, NAME(TASK_I) = 2, NAME(TASK_J) = 2, NAME(ADD_O) = 4, NAME(ADD_V) = 1 };
+#endif
+#define ROW_I NAME(ROW_I)
+#define ROW_J NAME(ROW_J)
+#define GRAM_A NAME(GRAM_A)
+#define GRAM_U NAME(GRAM_U)
+#define MIX_P NAME(MIX_P)
+#define MIX_V NAME(MIX_V)
+#define AGREE_P NAME(AGREE_P)
+#define TASK_I NAME(TASK_I)
+#define TASK_J NAME(TASK_J)
+#define ADD_O NAME(ADD_O)
+#define ADD_V NAME(ADD_V)
+
+INLINE double NAME(sum_of)(vec part) {
+  double total = 0;
+  for (int lane = 0; lane < 16; lane++) total += part[lane];
+  return total;
+}
+
+/* Transpose 16 x 16 numbers into vectors `step` numbers apart. */
+INLINE void NAME(transpose)(const float *const rows[16], float *to, long step) {
+#if WIDE
+  vec r[16];
+  for (int i = 0; i < 16; i++) r[i] = *(const vec *)rows[i];
+#define EXCHANGE(bit, ...)                              \
+  for (int i = 0; i < 16; i++)                          \
+    if (!(i & bit)) {                                   \
+      vec a = r[i], b = r[i | bit];                     \
+      r[i] = SHUFFLE_LOW(bit, a, b);                    \
+      r[i | bit] = SHUFFLE_HIGH(bit, a, b);             \
+    }
+  EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8)
+#undef EXCHANGE
+  for (int i = 0; i < 16; i++) *(vec *)(to + i * step) = r[i];
+#else
+  for (int i = 0; i < 16; i++)
+    for (int lane = 0; lane < 16; lane++) to[i * step + lane] = rows[lane][i];
+#endif
+}
+
+/* Lay 16 rows of `width` numbers (zeros where there is none) out side by side: column i becomes the vector to[i * step].
+   With `ones`, one more column is 1 where there is a row. */
+static void NAME(side_by_side)(const float *const rows[16], long width, int ones, float *to, long step) {
+  static const float nothing[16];
+  const float *at[16];
+  long column = 0;
+  for (; column + 16 <= width; column += 16) {
+    for (int lane = 0; lane < 16; lane++) at[lane] = rows[lane] ? rows[lane] + column : nothing;
+    NAME(transpose)(at, to + column * step, step);
+  }
+  for (; column < width; column++)
+    for (int lane = 0; lane < 16; lane++) to[column * step + lane] = rows[lane] ? rows[lane][column] : 0.f;
+  if (ones)
+    for (int lane = 0; lane < 16; lane++) to[width * step + lane] = rows[lane] ? 1.f : 0.f;
+}
+
+/* Add the inner products of GRAM_A rows from `a` on with those of `count` units from `u` on. */
+INLINE void NAME(add_some)(const float *rows, long most, long columns, long units, long a, long u, int count,
+                           double *total) {
+  vec sums[GRAM_A][GRAM_U] = {};
+  const float *left = rows + a / 16 * most * 16 + a % 16, *right = rows + u * most * 16;
+  for (long column = 0; column < columns; column++)
+    for (int j = 0; j < count; j++) {
+      vec other = *(const vec *)(right + (j * most + column) * 16);
+      for (int i = 0; i < GRAM_A; i++) sums[i][j] += left[column * 16 + i] * other;
+    }
+  for (int i = 0; i < GRAM_A; i++)
+    for (int j = 0; j < count; j++)
+      for (int lane = 0; lane < 16; lane++) total[((a + i) * units + u + j) * 16 + lane] += sums[i][j][lane];
+}
+
+/* Add the inner products of the first columns of rows [units][most][16] to total [units * 16][units * 16], for pairs of
+   units u <= v. */
+static void NAME(add_products)(const float *rows, long most, long columns, long units, double *total) {
+  for (long a = 0; a < units * 16; a += GRAM_A) {
+    long u = a / 16;
+    for (; u + GRAM_U <= units; u += GRAM_U) NAME(add_some)(rows, most, columns, units, a, u, GRAM_U, total);
+    if (units - u == 2) NAME(add_some)(rows, most, columns, units, a, u, 2 < GRAM_U ? 2 : 0, total);
+    if (units - u == 1) NAME(add_some)(rows, most, columns, units, a, u, 1 < GRAM_U ? 1 : 0, total);
+  }
+}
+
+/* Lay activations and cotangents out with groups side by side: x [vectors][P][I][16], d [vectors][P][O][K][16]. */
+static void NAME(lay_out)(Product *m, int thread, int threads) {
+  const Cut *cut = &m->cut;
+  long K = m->tasks;
+  for (long part = thread; part < cut->vectors * cut->largest; part += threads) {
+    long vector = part / cut->largest, p = part % cut->largest;
+    float *x = m->x_lanes + part * m->I * 16, *d = m->d_lanes + part * m->O * K * 16;
+    const float *rows[16];
+    places_of(cut, vector, p, m->x, m->inputs, rows);
+    NAME(side_by_side)(rows, m->inputs, m->ones, x, 16);
+    for (long k = 0; k < K; k++) {
+      places_of(cut, vector, p, m->d + k * m->d_step, m->outputs, rows);
+      NAME(side_by_side)(rows, m->outputs, 0, d + k * 16, K * 16);
+    }
+    memset(d + m->outputs * K * 16, 0, (m->O - m->outputs) * K * 64);
+  }
+}
+
+/* Make the rows of `count` inputs and `wide` outputs, for the groups of one vector. */
+INLINE void NAME(rows_of_some)(Product *m, const float *x, const float *d, long vector, int count, long wide, float *rows) {
+  long K = m->tasks;
+  for (long j = 0; j < wide * K; j += ROW_J) {
+    vec sums[ROW_I][ROW_J] = {};
+    for (long p = 0; p < m->cut.largest; p++) {
+      const float *left = x + p * m->I * 16, *right = d + (p * m->O * K + j) * 16;
+      for (int b = 0; b < ROW_J; b++)
+        for (int a = 0; a < count; a++) sums[a][b] += *(const vec *)(left + a * 16) * *(const vec *)(right + b * 16);
+    }
+    for (int b = 0; b < ROW_J; b++) {
+      float *to = rows + ((vector * K + (j + b) % K) * ROW_I * SPAN + (j + b) / K) * 16;
+      for (int a = 0; a < count; a++) *(vec *)(to + a * wide * 16) = sums[a][b];
+    }
+  }
+}
+
+/* Make some columns of the rows at a time, and add their inner products. */
+static void NAME(by_rows)(Product *m, int thread, int threads) {
+  const Cut *cut = &m->cut;
+  long K = m->tasks, units = cut->vectors * K, I = m->I, O = m->O;
+  float *rows = m->tiles + thread * (ROW_I * SPAN * units * 16);
+  double *total = m->totals + thread * (units * units * 256);
+  long across = (O + SPAN - 1) / SPAN, down = (I + ROW_I - 1) / ROW_I, tiles = across * down;
+  for (long tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; tile++) {
+    long o = tile / down * SPAN, i = tile % down * ROW_I;
+    long wide = O - o < SPAN ? O - o : SPAN, count = I - i < ROW_I ? I - i : ROW_I;
+    for (long vector = 0; vector < cut->vectors; vector++) {
+      const float *x = m->x_lanes + (vector * cut->largest * I + i) * 16;
+      const float *d = m->d_lanes + (vector * cut->largest * O + o) * K * 16;
+      if (count == ROW_I) NAME(rows_of_some)(m, x, d, vector, ROW_I, wide, rows);
+#define CASE(number) else if (ROW_I > number && count == number) NAME(rows_of_some)(m, x, d, vector, number, wide, rows);
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#undef CASE
+    }
+    NAME(add_products)(rows, ROW_I * SPAN, count * wide, units, total);
+  }
+}
+
+/* Store the products of AGREE_P (or fewer) places of x with the 16 places of xt [inputs][16]. */
+INLINE void NAME(agree_some)(const float *x, long inputs, const float *xt, float ones, int count, float *agree) {
+  vec sums[AGREE_P];
+  for (int p = 0; p < count; p++) sums[p] = (vec){} + ones;
+  for (long i = 0; i < inputs; i++) {
+    vec right = *(const vec *)(xt + i * 16);
+    for (int p = 0; p < count; p++) sums[p] += x[p * inputs + i] * right;
+  }
+  for (int p = 0; p < count; p++) *(vec *)(agree + p * 16) = sums[p];
+}
+
+/* mixed[p][task][v] = sum over q of agree[p][q] d[task][q][v], for some vectors v of the outputs. */
+INLINE void NAME(mix_some)(const float *agree, const float *d, long outputs, long places, int count, int wide,
+                           float *mixed, long step, int begun) {
+  vec sums[MIX_P][MIX_V];
+  for (int p = 0; p < count; p++)
+    for (int v = 0; v < wide; v++) sums[p][v] = begun ? *(vec *)(mixed + p * step + v * 16) : (vec){};
+  for (long q = 0; q < places; q++)
+    for (int v = 0; v < wide; v++) {
+      vec right = *(const vec *)(d + q * outputs + v * 16);
+      for (int p = 0; p < count; p++) sums[p][v] += agree[p * 16 + q] * right;
+    }
+  for (int p = 0; p < count; p++)
+    for (int v = 0; v < wide; v++) *(vec *)(mixed + p * step + v * 16) = sums[p][v];
+}
+
+/* Add the products of cotangents of `rows` tasks with mixed ones of `columns` tasks, over the places of a group. */
+INLINE void NAME(multiply_some)(const float *d, long d_step, long outputs, const float *mixed, long K, long places,
+                                int rows, int columns, int wide, float *sums) {
+  vec parts[TASK_I][TASK_J][MIX_V] = {};
+  for (long p = 0; p < places; p++)
+    for (int v = 0; v < wide; v++) {
+      vec right[TASK_J];
+      for (int j = 0; j < columns; j++) right[j] = *(const vec *)(mixed + (p * K + j) * wide * 16 + v * 16);
+      for (int i = 0; i < rows; i++) {
+        vec left = *(const vec *)(d + i * d_step + p * outputs + v * 16);
+        for (int j = 0; j < columns; j++) parts[i][j][v] += left * right[j];
+      }
+    }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < columns; j++) {
+      vec total = *(vec *)(sums + (i * K + j) * 16);
+      for (int v = 0; v < wide; v++) total += parts[i][j][v];
+      *(vec *)(sums + (i * K + j) * 16) = total;
+    }
+}
+
+/* Add what `wide` vectors of the outputs, from `o` on, give to the inner products of groups g and h. */
+INLINE void NAME(pair)(Product *m, long g, long h, long o, int wide, const float *agree, float *mixed, float *sums) {
+  const long *bounds = m->cut.bounds;
+  long K = m->tasks, O = m->outputs, step = K * wide * 16, size = bounds[g + 1] - bounds[g];
+  for (long k = 0; k < K; k++)
+    for (long first = bounds[h]; first < bounds[h + 1]; first += 16) {
+      const float *d = m->d + k * m->d_step + first * O + o;
+      long places = bounds[h + 1] - first < 16 ? bounds[h + 1] - first : 16, p = 0;
+      const float *own = agree + (first - bounds[h]) * bounds[h + 1] + bounds[g] * 16;
+      float *to = mixed + k * wide * 16;
+      int begun = first > bounds[h];
+      for (; p + MIX_P <= size; p += MIX_P)
+        NAME(mix_some)(own + p * 16, d, O, places, MIX_P, wide, to + p * step, step, begun);
+      for (; p < size; p++) NAME(mix_some)(own + p * 16, d, O, places, 1, wide, to + p * step, step, begun);
+    }
+  for (long i = 0; i < K; i += TASK_I)
+    for (long j = 0; j < K; j += TASK_J) {
+      const float *d = m->d + i * m->d_step + bounds[g] * O + o, *right = mixed + j * wide * 16;
+      float *to = sums + (i * K + j) * 16;
+      int rows = K - i < TASK_I ? K - i : TASK_I, columns = K - j < TASK_J ? K - j : TASK_J;
+#define CASE(r, c)                      \
+  if (rows == r && columns == c)        \
+    NAME(multiply_some)(d, m->d_step, O, right, K, size, r < TASK_I ? r : TASK_I, c < TASK_J ? c : TASK_J, wide, to);
+      CASE(2, 3) CASE(2, 2) CASE(2, 1) CASE(1, 3) CASE(1, 2) CASE(1, 1)
+#undef CASE
+    }
+}
+
+/* Inner products without rows, for each group h with all groups g up to h. */
+static void NAME(between)(Product *m, int thread, int threads) {
+  const long *bounds = m->cut.bounds;
+  long K = m->tasks, n = m->cut.groups, I = m->inputs, O = m->outputs;
+  float *work = m->works + thread * m->work;
+  float *xt = work, *agree = xt + I * 16, *mixed = agree + rounded(m->cut.largest, 16) * bounds[n];
+  float *sums = mixed + m->cut.largest * K * MIX_V * 16;
+  for (long h = 0; h < n; h++) {
+    long turn = h % (2 * threads), end = bounds[h + 1];
+    if ((turn < threads ? turn : 2 * threads - 1 - turn) != thread) continue; /* later groups have more to do */
+    for (long first = bounds[h]; first < end; first += 16) {
+      const float *rows[16];
+      for (int q = 0; q < 16; q++) rows[q] = first + q < end ? m->x + (first + q) * I : NULL;
+      NAME(side_by_side)(rows, I, 0, xt, 16);
+      float *own = agree + (first - bounds[h]) * end;
+      long p = 0;
+      for (; p + AGREE_P <= end; p += AGREE_P)
+        NAME(agree_some)(m->x + p * I, I, xt, m->ones, AGREE_P, own + p * 16);
+      for (; p < end; p++) NAME(agree_some)(m->x + p * I, I, xt, m->ones, 1, own + p * 16);
+    }
+    memset(sums, 0, (h + 1) * K * K * 64);
+    long o = 0;
+    for (; o + MIX_V * 16 <= O; o += MIX_V * 16)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V, agree, mixed, sums + g * K * K * 16);
+    for (; MIX_V > 2 && o + 32 <= O; o += 32)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V > 2 ? 2 : 1, agree, mixed, sums + g * K * K * 16);
+    for (; o < O; o += 16)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, 1, agree, mixed, sums + g * K * K * 16);
+    for (long g = 0; g <= h; g++)
+      for (long i = 0; i < K; i++)
+        for (long j = 0; j < K; j++) {
+          double value = NAME(sum_of)(*(vec *)(sums + ((g * K + i) * K + j) * 16));
+          m->gram[(g * K + i) * n * K + h * K + j] += value;
+          if (g < h) m->gram[(h * K + j) * n * K + g * K + i] += value;
+        }
+  }
+}
+
+/* grad[o][i] = sum over places of v[o][p] x[p][i], for `count` outputs and some vectors of the inputs. */
+INLINE void NAME(sum_some)(const float *v, const float *x, long places, long step, int wide, float *sums) {
+  vec parts[ADD_O][ADD_V] = {};
+  for (long p = 0; p < places; p++)
+    for (int i = 0; i < wide; i++) {
+      vec right = *(const vec *)(x + p * step + i * 16);
+      for (int o = 0; o < ADD_O; o++) parts[o][i] += v[p * ADD_O + o] * right;
+    }
+  for (int o = 0; o < ADD_O; o++)
+    for (int i = 0; i < wide; i++) *(vec *)(sums + (o * ADD_V + i) * 16) = parts[o][i];
+}
+
+/* The inner products of the task gradients, where all places are one group: some columns of all are made at a time. */
+static void NAME(of_tasks)(Combined *m, int thread, int threads) {
+  long K = m->tasks, O = m->outputs, B = m->places, step = m->step, size = ADD_O * ADD_V * 16;
+  float *panels = m->panels + thread * (K * B * ADD_O + K * size), *sums = panels + K * B * ADD_O;
+  double *total = m->totals + thread * K * K;
+  for (long panel = thread; panel * ADD_O < O; panel += threads) {
+    long o = panel * ADD_O, count = O - o < ADD_O ? O - o : ADD_O;
+    for (long k = 0; k < K; k++)
+      for (long p = 0; p < B; p++)
+        for (long j = 0; j < ADD_O; j++)
+          panels[(k * B + p) * ADD_O + j] = j < count ? m->d[k * m->d_step + p * O + o + j] : 0;
+    for (long first = 0; first < step; first += ADD_V * 16) {
+      int wide = step - first < ADD_V * 16 ? (step - first) / 16 : ADD_V;
+      for (long k = 0; k < K; k++) {
+        const float *v = panels + k * B * ADD_O, *x = m->padded + first;
+        if (wide == ADD_V) NAME(sum_some)(v, x, B, step, ADD_V, sums + k * size);
+        else if (wide == 2) NAME(sum_some)(v, x, B, step, 2 < ADD_V ? 2 : 1, sums + k * size);
+        else NAME(sum_some)(v, x, B, step, 1, sums + k * size);
+      }
+      for (long i = 0; i < K; i++)
+        for (long j = i; j < K; j++) {
+          vec products = {};
+          for (int row = 0; row < ADD_O; row++)
+            for (int v = 0; v < wide; v++) {
+              long at = (row * ADD_V + v) * 16;
+              products += *(const vec *)(sums + i * size + at) * *(const vec *)(sums + j * size + at);
+            }
+          total[i * K + j] += NAME(sum_of)(products);
+        }
+    }
+  }
+}
+
+/* The weighted sum of the rows: cotangents are summed over tasks, each with its weight, and multiplied once. */
+static void NAME(combine)(Combined *m, int thread, int threads) {
+  long K = m->tasks, I = m->inputs, O = m->outputs, B = m->places, step = m->step;
+  float *v = m->panels + thread * B * ADD_O;
+  for (long panel = thread; panel * ADD_O < O; panel += threads) {
+    long o = panel * ADD_O, count = O - o < ADD_O ? O - o : ADD_O;
+    memset(v, 0, B * ADD_O * sizeof(float));
+    for (long k = 0; k < K; k++)
+      for (long p = 0; p < B; p++) {
+        const float *d = m->d + k * m->d_step + p * O + o;
+        float weight = m->weights[m->group[p] * K + k];
+        for (long j = 0; j < count; j++) v[p * ADD_O + j] += weight * d[j];
+      }
+    for (long first = 0; first < step; first += ADD_V * 16) {
+      float sums[ADD_O * ADD_V * 16];
+      int wide = step - first < ADD_V * 16 ? (step - first) / 16 : ADD_V;
+      if (wide == ADD_V) NAME(sum_some)(v, m->padded + first, B, step, ADD_V, sums);
+      else if (wide == 2) NAME(sum_some)(v, m->padded + first, B, step, 2 < ADD_V ? 2 : 1, sums);
+      else NAME(sum_some)(v, m->padded + first, B, step, 1, sums);
+      for (long j = 0; j < count; j++) {
+        const float *own = sums + j * ADD_V * 16;
+        long last = I - first < wide * 16 ? I - first : wide * 16;
+        for (long i = 0; i < last; i++) m->weight[(o + j) * I + first + i] = own[i];
+        if (m->bias && first <= I && I < first + wide * 16) m->bias[o + j] = own[I - first];
+      }
+    }
+  }
+}
+
+/* The inner products of all rows with a weighted sum of them, weights [groups, tasks], in float64. */
+static void NAME(product_with)(const Combined *m, const double *weights, double *memory, double *products) {
+  long K = m->tasks, I = m->inputs, O = m->outputs, step = rounded(O, 8), ones = m->ones;
+  double *v = memory, *total = v + step;
+  memset(total, 0, (I + ones) * step * sizeof(double));
+  for (long p = 0; p < m->places; p++) {
+    memset(v, 0, step * sizeof(double));
+    for (long k = 0; k < K; k++) {
+      const float *d = m->d + k * m->d_step + p * O;
+      double weight = weights[m->group[p] * K + k];
+      for (long o = 0; o < O; o++) v[o] += weight * d[o];
+    }
+    for (long i = 0; i < I + ones; i++) {
+      double x = i < I ? m->x[p * I + i] : 1;
+      for (long o = 0; o < O; o++) total[i * step + o] += x * v[o];
+    }
+  }
+  for (long p = 0; p < m->places; p++) {
+    memset(v, 0, step * sizeof(double));
+    for (long i = 0; i < I + ones; i++) {
+      double x = i < I ? m->x[p * I + i] : 1;
+      for (long o = 0; o < O; o++) v[o] += x * total[i * step + o];
+    }
+    for (long k = 0; k < K; k++) {
+      const float *d = m->d + k * m->d_step + p * O;
+      double sums[8] = {}, last = 0;
+      long o = 0;
+      for (; o + 8 <= O; o += 8)
+        for (int c = 0; c < 8; c++) sums[c] += v[o + c] * d[o + c];
+      for (; o < O; o++) last += v[o] * d[o];
+      for (int c = 0; c < 8; c++) last += sums[c];
+      products[m->group[p] * K + k] += last;
+    }
+  }
+}
+
+/* The inner product of two vectors of a table. */
+INLINE float NAME(dot)(const float *a, const float *b, long width) {
+  half sums = {};
+  for (long c = 0; c < width; c += 8) sums += *(const half *)(a + c) * *(const half *)(b + c);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/* Add the vectors of one id, summed by group into merged [count][K][width], of the groups in `which`, to the Gram matrix:
+   pair by pair, or as columns of rows, whose inner products are added when there are enough. */
+INLINE void NAME(add_id)(Table *m, Share *own, const float *merged, const long *which, long count) {
+  long K = m->tasks, N = m->groups * K, width = m->width, units = own->units;
+  if (count < FEW_GROUPS) {
+    for (long a = 0; a < count; a++)
+      for (long b = a; b < count; b++)
+        for (long i = 0; i < K; i++)
+          for (long j = 0; j < K; j++) {
+            double value = NAME(dot)(merged + (a * K + i) * width, merged + (b * K + j) * width, width);
+            own->gram[(which[a] * K + i) * N + which[b] * K + j] += value;
+            if (a < b) own->gram[(which[b] * K + j) * N + which[a] * K + i] += value;
+          }
+    return;
+  }
+  float *columns = own->columns + own->filled * 16;
+  for (long u = 0; u < units; u++) memset(columns + u * own->most * 16, 0, width * 64);
+  for (long a = 0; a < count; a++)
+    for (long k = 0; k < K; k++) {
+      float *to = columns + (which[a] / 16 * K + k) * own->most * 16 + which[a] % 16;
+      for (long c = 0; c < width; c++) to[c * 16] = merged[(a * K + k) * width + c];
+    }
+  if ((own->filled += width) + width > own->most) {
+    NAME(add_products)(own->columns, own->most, own->filled, units, own->total);
+    own->filled = 0;
+  }
+}
+
+/* The inner products of the rows of tables: each thread has the ids that fall to its share. */
+static void NAME(table)(Table *m, int thread, int threads) {
+  long E = m->entries, K = m->tasks, width = m->width, size = K * width;
+  Share own = share_of(m, thread);
+  memset(own.first, -1, own.slots * sizeof(int));
+  long distinct = 0;
+  for (long e = 0; e < E; e++) {
+    unsigned long id = m->ids[e], hash = id * 0x9E3779B97F4A7C15u;
+    if (hash % threads != (unsigned long)thread) continue;
+    long slot = hash >> own.shift;
+    while (own.first[slot] >= 0 && m->ids[own.first[slot]] != m->ids[e]) slot = (slot + 1) & (own.slots - 1);
+    if (own.first[slot] < 0) own.first[slot] = own.heads[distinct++] = e;
+    else own.next[own.last[own.first[slot]]] = e;
+    own.last[own.first[slot]] = e;
+    own.next[e] = -1;
+  }
+  for (long number = 0; number < distinct; number++) {
+    long count = 0, e = own.heads[number];
+    if (own.next[e] < 0) { /* an id that occurs once meets only itself */
+      float *sums = own.alone + m->group[e] * K * K * 8;
+      for (long i = 0; i < K; i++)
+        for (long j = i; j < K; j++) {
+          const float *a = m->values + (i * E + e) * width, *b = m->values + (j * E + e) * width;
+          half sum = *(half *)(sums + (i * K + j) * 8);
+          for (long c = 0; c < width; c += 8) sum += *(const half *)(a + c) * *(const half *)(b + c);
+          *(half *)(sums + (i * K + j) * 8) = sum;
+        }
+      continue;
+    }
+    for (; e >= 0; e = own.next[e]) {
+      long group = m->group[e];
+      int known = own.place[group] >= 0;
+      if (!known) own.which[count] = group, own.place[group] = count++;
+      float *to = own.merged + own.place[group] * size;
+      for (long k = 0; k < K; k++)
+        for (long c = 0; c < width; c += 8) {
+          half value = *(const half *)(m->values + (k * E + e) * width + c), *at = (half *)(to + k * width + c);
+          *at = known ? value + *at : value + (half){};
+        }
+    }
+    for (long a = 0; a < count; a++) own.place[own.which[a]] = -1;
+    NAME(add_id)(m, &own, own.merged, own.which, count);
+  }
+  NAME(add_products)(own.columns, own.most, own.filled, own.units, own.total);
+  for (long g = 0; g < m->groups; g++)
+    for (long i = 0; i < K; i++)
+      for (long j = i; j < K; j++) {
+        const float *sums = own.alone + ((g * K + i) * K + j) * 8;
+        double value = 0;
+        for (int c = 0; c < 8; c++) value += sums[c];
+        own.gram[(g * K + i) * m->groups * K + g * K + j] += value;
+        if (i < j) own.gram[(g * K + j) * m->groups * K + g * K + i] += value;
+      }
+}
+
+/* Add to the gradient of a table, for each entry, its vectors summed over tasks with the weights of its group. */
+static void NAME(table_sum)(const Table *m, const float *weights, long d_step, float *grad) {
+  long K = m->tasks, width = m->width;
+  for (long e = 0; e < m->entries; e++) {
+    float *to = grad + m->ids[e] * width;
+    for (long c = 0; c < width; c += 8) {
+      half sum = *(half *)(to + c);
+      for (long k = 0; k < K; k++)
+        sum += weights[m->group[e] * K + k] * *(const half *)(m->values + k * d_step + e * width + c);
+      *(half *)(to + c) = sum;
+    }
+  }
+}
+
+#undef ROW_I
+#undef ROW_J
+#undef GRAM_A
+#undef GRAM_U
+#undef MIX_P
+#undef MIX_V
+#undef AGREE_P
+#undef TASK_I
+#undef TASK_J
+#undef ADD_O
+#undef ADD_V
