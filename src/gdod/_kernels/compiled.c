@@ -58,8 +58,8 @@ typedef struct {
 
 /* What a thread works with, for the ids that fall to it. */
 typedef struct {
-  double *total, *gram; /* inner products of lanes, and of rows in their order */
-  float *columns, *merged, *alone;
+  double *total, *gram, *alone; /* inner products of lanes, of rows in their order, of entries with themselves */
+  float *columns, *merged;
   int *first, *last, *next, *heads; /* slots of ids with their first entry; of that the last one; the next; first ones */
   long *place, *which; /* of a group that has entries of an id, and the groups that have some */
   long units, most, filled, slots; /* columns that there is room for, and that are filled */
@@ -324,16 +324,15 @@ static Share share_of(const Table *m, int thread) {
   while (own.slots < 2 * E) own.slots *= 2, own.shift--;
   own.total = (double *)(m->memory + thread * m->share);
   own.gram = own.total + units * units * 256;
-  own.place = (long *)(own.gram + N * N);
+  own.alone = own.gram + N * N;
+  own.place = (long *)(own.alone + n * K * K * 8);
   own.which = own.place + n;
-  own.alone = (float *)(own.which + n);
-  own.merged = own.alone + n * K * K * 8;
+  own.merged = (float *)(own.which + n);
   own.columns = own.merged + n * K * m->width;
   own.first = (int *)(own.columns + own.most * units * 16);
   own.last = own.first + own.slots, own.next = own.last + E, own.heads = own.next + E;
-  memset(own.total, 0, (units * units * 256 + N * N) * sizeof(double));
+  memset(own.total, 0, (units * units * 256 + N * N + n * K * K * 8) * sizeof(double));
   memset(own.place, -1, n * sizeof(long));
-  memset(own.alone, 0, n * K * K * 8 * sizeof(float));
   return own;
 }
 
@@ -346,7 +345,7 @@ static PyObject *table_gram(PyObject *self, PyObject *args) {
     return NULL;
   long K = m.tasks, n = m.groups, N = n * K, units = (n + 15) / 16 * K, slots = 2;
   while (slots < 2 * m.entries) slots *= 2;
-  m.share = 2 * (units * units * 256 + N * N + 2 * n) + n * K * K * 8 + n * K * m.width;
+  m.share = 2 * (units * units * 256 + N * N + n * K * K * 8 + 2 * n) + n * K * m.width;
   m.share = rounded(m.share + (COLUMNS + m.width) * units * 16 + slots + 3 * m.entries, 16);
   if (!(m.memory = reserve(threads * m.share))) return NULL;
   Py_BEGIN_ALLOW_THREADS;

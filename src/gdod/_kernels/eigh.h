@@ -4,10 +4,6 @@
    cache, and whole sweeps of rotations are applied at once. Matrices have `step` numbers a row, a multiple of 8; those
    after the n-th are zero. Included once for each set of instructions, as rows.h. */
 
-INLINE double NAME(total8)(dvec sums) {
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
 /* Subtract v wᵀ + w vᵀ from `count` rows, and return their inner products with u, from number `first` on. */
 INLINE void NAME(reduce_rows)(double *a, long step, long first, int count, long row, const double *v, const double *w,
                               const double *u, double *products) {

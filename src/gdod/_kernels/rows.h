@@ -30,6 +30,12 @@ INLINE double NAME(sum_of)(vec part) {
   return total;
 }
 
+INLINE double NAME(total8)(dvec sums) {
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+INLINE dvec NAME(to_double)(const float *numbers) { return __builtin_convertvector(*(const half *)numbers, dvec); }
+
 /* Transpose 16 x 16 numbers into vectors `step` numbers apart. */
 INLINE void NAME(transpose)(const float *const rows[16], float *to, long step) {
 #if WIDE
@@ -275,7 +281,8 @@ INLINE void NAME(sum_some)(const float *v, const float *x, long places, long ste
     for (int i = 0; i < wide; i++) *(vec *)(sums + (o * ADD_V + i) * 16) = parts[o][i];
 }
 
-/* The inner products of the task gradients, where all places are one group: some columns of all are made at a time. */
+/* The inner products of the task gradients, where all places are one group, in float64: some columns of all are made at a
+   time. */
 static void NAME(of_tasks)(Combined *m, int thread, int threads) {
   long K = m->tasks, O = m->outputs, B = m->places, step = m->step, size = ADD_O * ADD_V * 16;
   float *panels = m->panels + thread * (K * B * ADD_O + K * size), *sums = panels + K * B * ADD_O;
@@ -296,13 +303,13 @@ static void NAME(of_tasks)(Combined *m, int thread, int threads) {
       }
       for (long i = 0; i < K; i++)
         for (long j = i; j < K; j++) {
-          vec products = {};
+          dvec products = {};
           for (int row = 0; row < ADD_O; row++)
-            for (int v = 0; v < wide; v++) {
-              long at = (row * ADD_V + v) * 16;
-              products += *(const vec *)(sums + i * size + at) * *(const vec *)(sums + j * size + at);
+            for (int part = 0; part < wide * 2; part++) {
+              const float *at = sums + row * ADD_V * 16 + part * 8;
+              products += NAME(to_double)(at + i * size) * NAME(to_double)(at + j * size);
             }
-          total[i * K + j] += NAME(sum_of)(products);
+          total[i * K + j] += NAME(total8)(products);
         }
     }
   }
@@ -373,11 +380,11 @@ static void NAME(product_with)(const Combined *m, const double *weights, double 
   }
 }
 
-/* The inner product of two vectors of a table. */
-INLINE float NAME(dot)(const float *a, const float *b, long width) {
-  half sums = {};
-  for (long c = 0; c < width; c += 8) sums += *(const half *)(a + c) * *(const half *)(b + c);
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+/* The inner product of two vectors of a table, in eight parts. */
+INLINE dvec NAME(dot)(const float *a, const float *b, long width) {
+  dvec sums = {};
+  for (long c = 0; c < width; c += 8) sums += NAME(to_double)(a + c) * NAME(to_double)(b + c);
+  return sums;
 }
 
 /* Add the vectors of one id, summed by group into merged [count][K][width], of the groups in `which`, to the Gram matrix:
@@ -389,7 +396,7 @@ INLINE void NAME(add_id)(Table *m, Share *own, const float *merged, const long *
       for (long b = a; b < count; b++)
         for (long i = 0; i < K; i++)
           for (long j = 0; j < K; j++) {
-            double value = NAME(dot)(merged + (a * K + i) * width, merged + (b * K + j) * width, width);
+            double value = NAME(total8)(NAME(dot)(merged + (a * K + i) * width, merged + (b * K + j) * width, width));
             own->gram[(which[a] * K + i) * N + which[b] * K + j] += value;
             if (a < b) own->gram[(which[b] * K + j) * N + which[a] * K + i] += value;
           }
@@ -427,13 +434,11 @@ static void NAME(table)(Table *m, int thread, int threads) {
   for (long number = 0; number < distinct; number++) {
     long count = 0, e = own.heads[number];
     if (own.next[e] < 0) { /* an id that occurs once meets only itself */
-      float *sums = own.alone + m->group[e] * K * K * 8;
+      double *sums = own.alone + m->group[e] * K * K * 8;
       for (long i = 0; i < K; i++)
         for (long j = i; j < K; j++) {
           const float *a = m->values + (i * E + e) * width, *b = m->values + (j * E + e) * width;
-          half sum = *(half *)(sums + (i * K + j) * 8);
-          for (long c = 0; c < width; c += 8) sum += *(const half *)(a + c) * *(const half *)(b + c);
-          *(half *)(sums + (i * K + j) * 8) = sum;
+          *(dvec *)(sums + (i * K + j) * 8) += NAME(dot)(a, b, width);
         }
       continue;
     }
@@ -455,9 +460,7 @@ static void NAME(table)(Table *m, int thread, int threads) {
   for (long g = 0; g < m->groups; g++)
     for (long i = 0; i < K; i++)
       for (long j = i; j < K; j++) {
-        const float *sums = own.alone + ((g * K + i) * K + j) * 8;
-        double value = 0;
-        for (int c = 0; c < 8; c++) value += sums[c];
+        double value = NAME(total8)(*(const dvec *)(own.alone + ((g * K + i) * K + j) * 8));
         own.gram[(g * K + i) * m->groups * K + g * K + j] += value;
         if (i < j) own.gram[(g * K + j) * m->groups * K + g * K + i] += value;
       }

@@ -18,6 +18,8 @@ if compiled is not None:
 
 # The number of groups up to which inner products are made here.
 _MOST_GROUPS = 64
+# Groups from which on the vectors of an id are multiplied with those of other ids, in float32 (FEW_GROUPS in C).
+_SEVERAL_GROUPS = 4
 # Vectors that are multiplied at least where a second thread is to help.
 _SHARED_WORK = 2**17
 
@@ -42,12 +44,17 @@ class ProductKernel:
             return None
         return ProductKernel(x.contiguous(), cotangent.stacked.contiguous(), bias, _cut(groups, owner.inner))
 
+    @property
+    def is_precise(self) -> bool:
+        """Whether inner products of the float32 rows are taken in float64."""
+        return self.cut.groups == 1
+
     def gram(self) -> Tensor:
         """Return the inner products of the rows. [N, N]"""
         assert compiled is not None
         (experts, places, inputs), cut = self.x.shape, self.cut
         tasks, outputs = self.deltas.shape[0], self.deltas.shape[-1]
-        if cut.groups == 1:
+        if self.is_precise:
             return self._gram_of_tasks()
         rows, work = _cost(experts, places, inputs + self.bias, outputs, tasks, cut.groups, cut.largest)
         gram = torch.empty(cut.groups * tasks, cut.groups * tasks, dtype=torch.float64)
@@ -112,6 +119,11 @@ class TableKernel:
         if compiled is None or groups > _MOST_GROUPS or not _plain(values) or values.shape[2] % 8 or not values.numel():
             return None
         return TableKernel(ids.long().contiguous(), group.contiguous(), values.contiguous(), groups)
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether inner products of the float32 rows are taken in float64: so are those of vectors in few groups."""
+        return self.groups < _SEVERAL_GROUPS
 
     def gram(self) -> Tensor:
         """Return the inner products of the rows. [N, N]"""

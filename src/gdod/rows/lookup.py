@@ -144,7 +144,7 @@ class Tables(Block):
         return self.values
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        if self.kernel is not None and not precise and only is None:
+        if self.kernel is not None and only is None and (self.kernel.is_precise or not precise):
             return self.kernel.gram()
         # Rows of small tables are made. In large ones an id that occurs once meets only itself; the others are merged.
         values = self.values.double() if precise else self.values

@@ -132,7 +132,7 @@ class Products(Block):
         return rows <= self.experts * between
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
-        if self.kernel is not None and not precise and only is None:
+        if self.kernel is not None and only is None and (self.kernel.is_precise or not precise):
             return self.kernel.gram()
         columns = self._columns(only)
         if self.by_task is not None:
