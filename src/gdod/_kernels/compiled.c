@@ -102,6 +102,7 @@ static Share share_of(const Table *m, int thread);
 #define WIDE 1
 #include "rows.h"
 #include "eigh.h"
+#include "rounding.h"
 #undef NAME
 #undef WIDE
 #pragma GCC pop_options
@@ -111,6 +112,7 @@ static Share share_of(const Table *m, int thread);
 #define WIDE 0
 #include "rows.h"
 #include "eigh.h"
+#include "rounding.h"
 #undef NAME
 #undef WIDE
 #pragma GCC pop_options
@@ -123,6 +125,7 @@ static int wide;
 #define WIDE 0
 #include "rows.h"
 #include "eigh.h"
+#include "rounding.h"
 #undef NAME
 #undef WIDE
 static int has_wide(void) { return 0; }
@@ -376,7 +379,7 @@ static PyObject *table_sum(PyObject *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* Eigendecomposition. */
+/* Eigendecomposition, and what rounding did to it. */
 
 static PyObject *eigh(PyObject *self, PyObject *args) {
   const double *matrix;
@@ -384,12 +387,34 @@ static PyObject *eigh(PyObject *self, PyObject *args) {
   long n;
   int converged;
   if (!PyArg_ParseTuple(args, "llll", &matrix, &n, &values, &vectors)) return NULL;
-  double *memory = (double *)reserve(2 * (3 * n + 6) * rounded(n, 8));
+  double *memory = (double *)reserve(2 * (3 * n + 7) * rounded(n, 8));
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   converged = CHOOSE(eigh)(matrix, n, values, vectors, memory);
   Py_END_ALLOW_THREADS;
   return PyBool_FromLong(converged);
+}
+
+static PyObject *rounding(PyObject *self, PyObject *args) {
+  const double *matrix, *values, *vectors, *averages;
+  double error, least, *noise, *along, *turn, *spread;
+  long n, K;
+  if (!PyArg_ParseTuple(args, "llllllddllll", &matrix, &values, &vectors, &averages, &n, &K, &error, &least, &noise,
+                        &along, &turn, &spread))
+    return NULL;
+  double *memory = (double *)reserve(2 * K * rounded(n, 8));
+  if (!memory) return NULL;
+  CHOOSE(rounding)(matrix, values, vectors, averages, n, K, error, least, noise, along, turn, spread, memory);
+  Py_RETURN_NONE;
+}
+
+static PyObject *moved(PyObject *self, PyObject *args) {
+  const double *turn, *lengths, *kept, *factors, *along;
+  long n, K;
+  if (!PyArg_ParseTuple(args, "lllllll", &turn, &lengths, &kept, &factors, &along, &n, &K)) return NULL;
+  double *memory = (double *)reserve(2 * K * n);
+  if (!memory) return NULL;
+  return PyFloat_FromDouble(CHOOSE(moved)(turn, lengths, kept, factors, along, n, K, memory));
 }
 
 static PyObject *find_threads(PyObject *self, PyObject *args) {
@@ -411,6 +436,8 @@ static PyMethodDef METHODS[] = {
     {"table_gram", table_gram, METH_VARARGS, NULL},
     {"table_sum", table_sum, METH_VARARGS, NULL},
     {"eigh", eigh, METH_VARARGS, NULL},
+    {"rounding", rounding, METH_VARARGS, NULL},
+    {"moved", moved, METH_VARARGS, NULL},
     {"use_wide", use_wide, METH_O, NULL},
     {"find_threads", find_threads, METH_NOARGS, NULL},
     {NULL},

@@ -19,6 +19,11 @@ def product_with(
     groups: int, count: int, weights: int, products: int, /,
 ) -> None: ...  # fmt: skip
 def eigh(matrix: int, size: int, values: int, vectors: int, /) -> bool: ...
+def rounding(
+    matrix: int, values: int, vectors: int, averages: int, size: int, tasks: int, error: float, least: float,
+    noise: int, along: int, turn: int, spread: int, /,
+) -> None: ...  # fmt: skip
+def moved(turn: int, lengths: int, kept: int, factors: int, along: int, size: int, tasks: int, /) -> float: ...
 def table_gram(
     ids: int, group: int, values: int, entries: int, tasks: int, width: int, groups: int, gram: int, threads: int, /
 ) -> None: ...

@@ -69,24 +69,23 @@ INLINE void NAME(reflect_rows)(const double *reflections, const double *scale, l
   }
 }
 
-/* Turn rows i and i + 1 into each other, for i from `last` down to `first`, by cosine[i] and sine[i]. */
-INLINE void NAME(rotate_some)(double *rows, long step, long first, long last, const double *cosine, const double *sine,
-                              int wide) {
-  dvec upper[4];
-  for (int v = 0; v < wide; v++) upper[v] = *(dvec *)(rows + (last + 1) * step + v * 8);
-  for (long i = last; i >= first; i--) {
-    double c = cosine[i], s = sine[i];
-    for (int v = 0; v < wide; v++) {
-      dvec lower = *(dvec *)(rows + i * step + v * 8);
-      *(dvec *)(rows + (i + 1) * step + v * 8) = s * lower + c * upper[v];
-      upper[v] = c * lower - s * upper[v];
-    }
+/* Turn rows i and i + 1 into each other. */
+INLINE void NAME(rotate)(double *rows, long step, long i, double c, double s) {
+  double *one = rows + i * step, *other = one + step;
+  for (long j = 0; j < step; j += 8) {
+    dvec lower = *(dvec *)(one + j), upper = *(dvec *)(other + j);
+    *(dvec *)(other + j) = s * lower + c * upper;
+    *(dvec *)(one + j) = c * lower - s * upper;
   }
-  for (int v = 0; v < wide; v++) *(dvec *)(rows + first * step + v * 8) = upper[v];
 }
 
-/* Make the tridiagonal matrix diagonal, and turn the rows of `vectors` along. Returns whether it converged. */
-static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long step, double *cosine, double *sine) {
+/* Make the tridiagonal matrix diagonal, and turn the rows of `vectors` along. Returns whether it converged.
+
+   Each number of a sweep waits for the one before, and vectors wait for nobody: so those of the last sweep are turned while
+   this one is worked out. Uses 4 * step numbers of memory. */
+static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long step, double *memory) {
+  double *cosine = memory, *sine = cosine + step, *last_cosine = sine + step, *last_sine = last_cosine + step;
+  long low = 0, high = -1; /* rows that the last sweep still has to turn */
   for (long l = 0; l < n; l++)
     for (int sweep = 0;; sweep++) {
       long m = l, i;
@@ -95,24 +94,26 @@ static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long st
       if (sweep == 60) return 0;
       double half_gap = (d[l + 1] - d[l]) / (2 * e[l]), s = 1, c = 1, p = 0;
       double g = d[m] - d[l] + e[l] / (half_gap + copysign(sqrt(half_gap * half_gap + 1), half_gap));
+      for (; high >= m; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
       for (i = m - 1; i >= l; i--) {
-        double f = s * e[i], b = c * e[i], r = sqrt(f * f + g * g);
+        double f = s * e[i], b = c * e[i], square = f * f + g * g, r = sqrt(square), inverse = r * (1 / square);
         e[i + 1] = r;
-        if (r == 0) break;
-        double inverse = 1 / r;
+        if (square == 0) break;
         s = f * inverse, c = g * inverse;
         double q = d[i + 1] - p, t = (d[i] - q) * s + 2 * c * b;
         p = s * t, d[i + 1] = q + p, g = c * t - b;
         cosine[i] = c, sine[i] = s;
+        if (high == i && i >= low) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]), high--;
       }
-      long first = i + 1, at = 0;
+      for (; high >= low; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
       if (i >= l) d[i + 1] -= p;
       else d[l] -= p, e[l] = g;
       e[m] = 0;
-      if (first == m) continue;
-      for (; at + 32 <= step; at += 32) NAME(rotate_some)(vectors + at, step, first, m - 1, cosine, sine, 4);
-      for (; at < step; at += 8) NAME(rotate_some)(vectors + at, step, first, m - 1, cosine, sine, 1);
+      low = i + 1, high = m - 1;
+      double *unused = last_cosine;
+      last_cosine = cosine, cosine = unused, unused = last_sine, last_sine = sine, sine = unused;
     }
+  for (; high >= low; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
   return 1;
 }
 
@@ -138,7 +139,7 @@ static int NAME(eigh)(const double *matrix, long n, double *values, double *vect
   /* QL finds small eigenvalues first: the reduction leaves them at the end, so all is taken from there. */
   for (long i = 0, j = n - 1; i < j; i++, j--) swap(d + i, d + j);
   for (long i = 0, j = n - 2; i < j; i++, j--) swap(e + i, e + j);
-  if (!NAME(diagonal)(d, e, n, turned, step, work, work + step)) return 0;
+  if (!NAME(diagonal)(d, e, n, turned, step, work)) return 0;
   long order[n];
   for (long i = 0; i < n; i++) {
     long at = i;

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gdod._checks import check_choice, check_positive
+from gdod._kernels import compiled
 from gdod.errors import InputError
 from gdod.methods import agreement as agreements
 from gdod.methods import decompositions
@@ -133,10 +134,8 @@ class _OnBasis(Method):
     def _weigh_rounded(self, gram: Gram) -> Weights:
         """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
         rounding = _Rounding.of(gram, self.rank)
-        along = (gram.averages @ rounding.vectors).T  # [N, K]
-        square = along.square()
-        spread = rounding.turn @ square
-        doubtful = square < spread.mul_(_DOUBT**2)
+        along, spread = rounding.along, rounding.spread * _DOUBT**2
+        doubtful = along.square() < spread
         weights = self._judged(gram, rounding, along, doubtful)
         if weights.precise_enough:
             return weights
@@ -149,7 +148,7 @@ class _OnBasis(Method):
 
     def _judged(self, gram: Gram, rounding: "_Rounding", along: Tensor, doubtful: Tensor) -> Weights:
         """Return the weights from task gradients along eigenvectors, and whether rounding moves the update little."""
-        values, vectors, inside, turn = rounding.values, rounding.vectors, rounding.inside, rounding.turn
+        values, vectors, inside = rounding.values, rounding.vectors, rounding.inside
         lengths = values.clamp(min=0)
         projections = lengths.sqrt().unsqueeze(1) * along
         rounded = _rounded_if_balanced(projections, gram)
@@ -157,9 +156,8 @@ class _OnBasis(Method):
         whole = bool(inside.all())
         factors = self.scale(rounded) if whole else self.scale(rounded) * inside.unsqueeze(1)
         kept = (factors * along).sum(1)
-        # The update changes by what two that turn scale differently: Σ_b λ_b Σ_a turn_ab (Σᵢ (ω_aᵢ - ω_bᵢ) along_aᵢ)².
         lengths = lengths + rounding.noise
-        moved = float(lengths @ (kept - factors @ along.T).square_().mul_(turn).sum(1))
+        moved = rounding.moved(lengths, kept, factors, along)
         # A projection close to zero may have the other sign, and then other factors.
         if bool(doubtful.any()):
             some = doubtful.any(1) & inside
@@ -251,20 +249,29 @@ class _Rounding:
     noise: Tensor  # the size of what rounding adds to a value; between two vectors it is the mean of theirs, √(ab) [N]
     inside: Tensor  # which vectors count as directions [N]
     turn: Tensor  # the squares of the angles by which two vectors may have turned towards each other [N, N]
+    along: Tensor  # the task gradients along the vectors, Uᵀ cᵢ [N, K]
+    spread: Tensor  # by how much their squares may have changed [N, K]
 
     @staticmethod
     def of(gram: Gram, rank: int | None) -> "_Rounding":
         count = len(gram.matrix)
         values, vectors = decompositions.eigh(gram.matrix)
         largest = float(values[-1])
-        # Rounding adds about e‖r_k‖‖r_l‖ to the inner product of two rows.
-        noise = (gram.matrix.diagonal() * gram.error) @ vectors.square()
+        noise, along, turn, spread = _turned(gram, values, vectors, (_EIGH * largest) ** 2)
         inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * largest)
         if rank is not None:
             inside[: max(count - rank, 0)] = False
-        noises = torch.outer(noise, noise).add_((_EIGH * largest) ** 2)
-        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
-        return _Rounding(values, vectors, noise, inside, turn.fill_diagonal_(0))
+        return _Rounding(values, vectors, noise, inside, turn, along, spread)
+
+    def moved(self, lengths: Tensor, kept: Tensor, factors: Tensor, along: Tensor) -> float:
+        """Return the square of how far the update moves where two vectors turn and are scaled differently:
+
+        Σ_a λ_a Σ_b turn_ab (Σᵢ (ω_bᵢ - ω_aᵢ) along_bᵢ)², from the lengths λ [N], Σᵢ ωᵢ ∘ alongᵢ [N], and both [N, K].
+        """
+        if compiled is None:
+            return float(lengths @ (kept - factors @ along.T).square_().mul_(self.turn).sum(1))
+        pointers = [x.contiguous() for x in (self.turn, lengths, kept, factors, along)]
+        return float(compiled.moved(*[x.data_ptr() for x in pointers], *along.shape))
 
     def refined(self, gram: Gram, along: Tensor, some: Tensor) -> Tensor | None:
         """Return the task gradients along some eigenvectors, turned back to where they are without rounding. [s, K]
@@ -282,6 +289,26 @@ class _Rounding:
         gaps = self.values[some] - self.values.unsqueeze(1)
         angles = torch.where(gaps == 0, 0.0, change / gaps)  # towards each of all vectors
         return along[some] + angles.T @ along
+
+
+def _turned(gram: Gram, values: Tensor, vectors: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return `_Rounding`'s noise, along, turn and spread. ``least``: the square of what the decomposition adds itself.
+
+    Rounding adds about e‖r_k‖‖r_l‖ to the inner product of two rows.
+    """
+    if compiled is None:
+        noise = (gram.matrix.diagonal() * gram.error) @ vectors.square()
+        noises = torch.outer(noise, noise).add_(least)
+        turn = noises / (values.unsqueeze(1) - values).square_().clamp_(min=noises)
+        along = (gram.averages @ vectors).T
+        return noise, along, turn.fill_diagonal_(0), turn @ along.square()
+    count, tasks = len(values), gram.tasks
+    inputs = [x.contiguous() for x in (gram.matrix, values, vectors.T, gram.averages)]
+    noise, turn = torch.empty_like(values), torch.empty_like(gram.matrix, memory_format=torch.contiguous_format)
+    along, spread = values.new_empty(2, count, tasks)
+    outputs = [x.data_ptr() for x in (noise, along, turn, spread)]
+    compiled.rounding(*(x.data_ptr() for x in inputs), count, tasks, gram.error, least, *outputs)
+    return noise, along, turn, spread
 
 
 def _on_spectrum(gram: Gram, spectrum: decompositions.Spectrum) -> tuple[Tensor, Tensor, Tensor]:

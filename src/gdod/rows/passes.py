@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from gdod.errors import InputError
 from gdod.rows.blocks import Block, Chain, Dense, row_matrix
@@ -37,7 +37,7 @@ def differentiate(targets: Sequence[Target], seeds: Tensor, retain_graph: bool, 
     values = [target.seed(seed) for target, seed in zip(targets, seeds, strict=True)]
     if penalty is not None:
         outputs, values = [*outputs, penalty], [*values, torch.ones_like(penalty)]
-    torch.autograd.backward(cast(Sequence[Tensor], outputs), values, retain_graph=retain_graph)
+    _run(outputs, values, (), retain_graph=retain_graph, accumulate=True)
 
 
 def gradients(
@@ -79,15 +79,7 @@ def grad(
 ) -> Sequence[Tensor | None]:
     """Call `torch.autograd.grad`, with None for inputs that are not reached and a clear error for compiled models."""
     try:
-        # Tensors and edges may stand in one list, which the annotations of torch do not say.
-        return torch.autograd.grad(
-            cast(Sequence[Tensor], outputs),
-            cast(Sequence[Tensor], inputs),
-            seeds,
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
+        return _run(outputs, seeds, inputs, retain_graph, create_graph)
     except RuntimeError as error:
         if "donated buffer" not in str(error):
             raise
@@ -96,6 +88,23 @@ def grad(
             "`import torch._functorch.config` and `torch._functorch.config.donated_buffer = False` before its first "
             "call, or leave it uncompiled"
         ) from error
+
+
+def _run(
+    outputs: Sequence[Input],
+    seeds: Sequence[Tensor],
+    inputs: Sequence[Input],
+    retain_graph: bool,
+    create_graph: bool = False,
+    accumulate: bool = False,
+) -> Sequence[Tensor | None]:
+    """Run a backward pass: what `torch.autograd.grad` and, with ``accumulate``, `backward` call after their checks.
+
+    Those checks take longer than anything else that a step with the plain sum adds to a hand-written one.
+    """
+    return _engine_run_backward(
+        tuple(outputs), tuple(seeds), retain_graph, create_graph, tuple(inputs), True, accumulate_grad=accumulate
+    )
 
 
 @contextmanager
