@@ -13,6 +13,9 @@ from tests.reference import algorithm1, method
 from torch import Tensor, nn
 
 import gdod
+from gdod._kernels import compiled
+from gdod.methods import decompositions
+from gdod.methods import gdod as estimates
 
 SPANNING = ["svd", "qr", "randomized"]
 DECOMPOSITIONS = [*SPANNING, "random"]
@@ -391,20 +394,24 @@ def awkward_rows(kind: str, seed: int) -> Tensor:
 AWKWARD = ["nothing", "repeated", "nearly dependent", "a task without a gradient", "a tiny task", "zero rows", "large"]
 
 
-def from_rounded(rule: str, rows: Tensor, refine: bool = False) -> tuple[gdod.Weights, Tensor]:
-    """Return what the inner products in float32 give, and the update of it. ``refine``: some can be had exactly."""
+def rounded_gram(rows: Tensor, refine: bool = False) -> gdod.Gram:
+    """Return inner products in float32. ``refine``: some can be had exactly."""
     flat, eps = rows.flatten(0, 1), torch.finfo(torch.float32).eps
     averages = torch.eye(rows.shape[1], dtype=torch.float64).repeat(1, len(rows)) / len(rows)
     exact = flat.double() @ flat.double().T
-    gram = gdod.Gram(
+    return gdod.Gram(
         (flat @ flat.T).double(),
         averages,
         row_error=eps,
         error=eps / 2,
         products_with=(lambda weights: weights @ exact) if refine else None,
     )
-    weights = method(rule, 16).weigh(gram)
-    return weights, weights.rows @ flat.double()
+
+
+def from_rounded(rule: str, rows: Tensor, refine: bool = False) -> tuple[gdod.Weights, Tensor]:
+    """Return what the inner products in float32 give, and the update of it."""
+    weights = method(rule, 16).weigh(rounded_gram(rows, refine))
+    return weights, weights.rows @ rows.flatten(0, 1).double()
 
 
 @pytest.mark.parametrize("refine", [False, True])
@@ -417,6 +424,26 @@ def test_a_rounded_gram_matrix_is_taken_only_where_it_is_precise_enough(rule: st
         want = algorithm1(rows.double(), rule=rule)
         allowed = max(1e-4 * want.update.norm(), 1e-6 * want.gradients.sum(0).norm())
         assert not weights.precise_enough or (update - want.update).norm() <= allowed
+
+
+@pytest.mark.skipif(compiled is None, reason="gdod was installed without a C compiler, or GDOD_KERNELS=0")
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_the_estimate_is_the_same_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for seed in range(3):
+        rows = awkward_rows(kind, seed)
+        gram = rounded_gram(rows)
+        values, vectors = decompositions.eigh(gram.matrix)
+        ours = estimates._turned(gram, values, vectors, 1e-12)
+        rounding = estimates._Rounding(values, vectors, ours[0], values > 0, ours[2], ours[1], ours[3])
+        factors = torch.rand_like(rounding.along).sub(0.5).relu()
+        numbers = rounding.moved(values.abs(), (factors * rounding.along).sum(1), factors, rounding.along)
+        with monkeypatch.context() as without:
+            without.setattr(estimates, "compiled", None)
+            theirs = estimates._turned(gram, values, vectors, 1e-12)
+            others = rounding.moved(values.abs(), (factors * rounding.along).sum(1), factors, rounding.along)
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 * float(other.abs().max()))
+        assert numbers == pytest.approx(others, rel=1e-9)
 
 
 @pytest.mark.parametrize("rule", RULES)
