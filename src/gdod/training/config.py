@@ -216,7 +216,7 @@ class TrainConfig(_Part):
     """The device: "cpu", "cuda", "cuda:1" …, or "auto": a GPU if there is one."""
     precision: Literal["float32", "bf16"] = "float32"
     threads: int | None = Field(default=None, ge=1)
-    """The number of threads of torch; None: torch's default."""
+    """The number of threads of torch; None: torch's default, and for short steps or beside busy processes fewer."""
 
     evaluate_every: int | None = Field(default=None, ge=1)
     """The number of steps between evaluations on the validation part; None: those of an epoch."""
