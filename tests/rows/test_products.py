@@ -56,6 +56,7 @@ def test_inner_products_without_rows(
     assert (by_rows.by_task is not None) == (sizes == WIDE and even and experts == 1)
     torch.testing.assert_close(by_rows.as_rows(), between.as_rows())
     torch.testing.assert_close(between.gram(precise=True), by_rows.gram(precise=True))
+    assert torch.equal(between.gram(precise=True), between.gram(precise=True).T)
     weights = torch.linspace(-1, 1, groups * TASKS, dtype=torch.float64)
     several = torch.stack([weights, weights.square()])
     for block in (by_rows, between):

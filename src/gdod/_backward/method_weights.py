@@ -9,7 +9,7 @@ from gdod._backward.inputs import Inputs
 from gdod._backward.losses import Tasks
 from gdod.errors import InputError, NonFiniteInputError
 from gdod.methods import Gram, Method, Weights
-from gdod.rows import GRAM_ERROR, Rows, Shares
+from gdod.rows import Rows, Shares
 
 # Squared lengths in float32 keep their digits in this range.
 _SMALL, _LARGE = 1e-24, 1e24
@@ -36,7 +36,7 @@ def _gram(method: Method, rows: Rows, tasks: Tasks, precise: bool) -> Gram:
         unscaled(rows.gram(precise), tasks),
         rows.shares.averages,
         row_error=eps,
-        error=torch.finfo(torch.float64).eps if precise else GRAM_ERROR * eps / 2,
+        error=torch.finfo(torch.float64).eps if precise else rows.gram_error * eps / 2,
         mean_losses=tasks.mean_losses,
         norm_gram=_norm_gram(method, rows, tasks),
         products_with=lambda weights: _unscaled_or_none(rows.products_with(weights), tasks),

@@ -261,10 +261,10 @@ static void NAME(between)(Product *m, int thread, int threads) {
       for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, 1, agree, mixed, sums + g * K * K * 16);
     for (long g = 0; g <= h; g++)
       for (long i = 0; i < K; i++)
-        for (long j = 0; j < K; j++) {
+        for (long j = g < h ? 0 : i; j < K; j++) { /* (i, j) and (j, i) of one group are rounded differently */
           double value = NAME(sum_of)(*(vec *)(sums + ((g * K + i) * K + j) * 16));
           m->gram[(g * K + i) * n * K + h * K + j] += value;
-          if (g < h) m->gram[(h * K + j) * n * K + g * K + i] += value;
+          if (g < h || i < j) m->gram[(h * K + j) * n * K + g * K + i] += value;
         }
   }
 }

@@ -14,7 +14,6 @@ if problem := version_problem("torch", torch.__version__, "2.13"):
     raise ImportError(problem)
 
 from gdod.rows.groups import Groups
-from gdod.rows.multiply import GRAM_ERROR
 from gdod.rows.parts import slice_of
 from gdod.rows.processes import Accumulated, LocalLosses, OneProcess, Processes
 from gdod.rows.rows import Rows, SlowPath
@@ -22,7 +21,6 @@ from gdod.rows.shares import Shares, labels_in
 from gdod.rows.targets import Target, before_stacking
 
 __all__ = [
-    "GRAM_ERROR",
     "Accumulated",
     "Groups",
     "LocalLosses",

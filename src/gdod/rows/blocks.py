@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gdod.rows.cotangent import working
-from gdod.rows.multiply import steady_gram
+from gdod.rows.multiply import GRAM_ERROR, steady_gram
 from gdod.rows.views import undo
 
 Chain = Sequence[tuple[Node, int]]
@@ -31,6 +31,11 @@ class Block(ABC):
     @abstractmethod
     def like(self) -> Tensor:
         """A tensor of the type and on the device of the rows."""
+
+    @property
+    def gram_error(self) -> float:
+        """How many times their last digit inner products are rounded to that are not precise."""
+        return GRAM_ERROR
 
     @abstractmethod
     def gram(self, precise: bool, only: Only = None) -> Tensor:

@@ -16,6 +16,8 @@ from gdod.rows.groups import Groups
 if compiled is not None:
     compiled.find_threads()  # those of the OpenMP runtime that came with torch
 
+KERNEL_ERROR = 1.0
+"""How many times their last digit the inner products of kernels are rounded to."""
 # The number of groups up to which inner products are made here.
 _MOST_GROUPS = 64
 # Groups from which on the vectors of an id are multiplied with those of other ids, in float32 (FEW_GROUPS in C).

@@ -13,7 +13,7 @@ from gdod.rows.blocks import Block, Only, sum_of_products
 from gdod.rows.cotangent import Cotangent, working
 from gdod.rows.graph import signed
 from gdod.rows.groups import Groups, Owner
-from gdod.rows.kernels import TableKernel
+from gdod.rows.kernels import KERNEL_ERROR, TableKernel
 from gdod.rows.uses import Use
 from gdod.rows.workspace import take, zeros_for
 
@@ -142,6 +142,10 @@ class Tables(Block):
     @property
     def like(self) -> Tensor:
         return self.values
+
+    @property
+    def gram_error(self) -> float:
+        return super().gram_error if self.kernel is None else KERNEL_ERROR
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         if self.kernel is not None and only is None and (self.kernel.is_precise or not precise):

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from gdod.rows.blocks import Block, Chain, Only, symmetric_product
 from gdod.rows.cotangent import Cotangent, working
-from gdod.rows.kernels import ProductKernel
+from gdod.rows.kernels import KERNEL_ERROR, ProductKernel
 from gdod.rows.multiply import product
 from gdod.rows.node_kinds import kind_of
 from gdod.rows.uses import Contraction, by_group, rows_of
@@ -131,6 +131,10 @@ class Products(Block):
         between = places**2 * self.inputs + _SMALL * (mixed + multiplied) + self.groups * _CALLS
         return rows <= self.experts * between
 
+    @property
+    def gram_error(self) -> float:
+        return super().gram_error if self.kernel is None else KERNEL_ERROR
+
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         if self.kernel is not None and only is None and (self.kernel.is_precise or not precise):
             return self.kernel.gram()
@@ -167,10 +171,9 @@ class Products(Block):
         x = xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # [E, P, in]
         d = ds[0] if len(ds) == 1 else torch.cat(ds, 1)  # [E, P, K * out]
         total = reduce(torch.add, (self._later_groups(x[expert], d[expert]) for expert in range(self.experts)))
-        later = total.permute(1, 2, 0, 3)  # [g, i, h, j], known for g up to h
-        known = _up_to(self.groups, total.device)
-        gram: Tensor = torch.where(known, later, later.permute(2, 3, 0, 1))
-        return gram.reshape(self.groups * self.tasks, -1)
+        # [g, i, h, j], known for g up to h; of one group (i, j) and (j, i) are rounded differently.
+        upper = total.permute(1, 2, 0, 3).reshape(self.groups * self.tasks, -1).triu()
+        return upper + upper.triu(1).T
 
     def _later_groups(self, x: Tensor, d: Tensor) -> Tensor:
         """Return the inner products of the rows of a group h and of all groups g up to h; what is beyond is any number.
@@ -267,13 +270,6 @@ class Products(Block):
             group += w.shape[1]
         total: Tensor = sum(grads[1:], grads[0])
         return total.flatten()
-
-
-@lru_cache(maxsize=64)
-def _up_to(groups: int, device: torch.device) -> Tensor:
-    """Return which groups g, along the first dimension, come no later than groups h along the third. [G, 1, G, 1]"""
-    number = torch.arange(groups, device=device)
-    return (number.unsqueeze(1) <= number).view(groups, 1, groups, 1)
 
 
 def _with_ones(x: Tensor) -> Tensor:

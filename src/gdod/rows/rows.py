@@ -34,6 +34,7 @@ class Rows(Protocol):
     passes: int  # backward passes of autograd in this process
     last_layer: frozenset[int]  # ids of the shared parameters that are used closest to the losses
     precision: float  # relative rounding error of the rows
+    gram_error: float  # how many times their last digit inner products are rounded to that are not precise
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         """Return the rows' inner products over all shared parameters or some, as float64 on the CPU. [N, N]
@@ -131,6 +132,7 @@ class LocalRows:
         self.shared, self.slow = self.contributions.shared, self.contributions.slow
         self.passes, self.last_layer = self.contributions.passes, self.contributions.last_layer
         self.precision = precision(self.shared)
+        self.gram_error = max((block.gram_error for block in self.contributions.blocks), default=1.0)
 
     def gram(self, precise: bool, only: Only = None) -> Tensor:
         return self.contributions.gram(precise, only) * self.shares.inverses

@@ -21,6 +21,7 @@ from gdod.rows.distributed.sums import TableSums, from_owners, sum_dense, tables
 from gdod.rows.distributed.survey import Survey, digest_of
 from gdod.rows.groups import Groups
 from gdod.rows.lookup import Tables
+from gdod.rows.multiply import GRAM_ERROR
 from gdod.rows.parts import Layer, Merged, Slice, apart, layer_of, merge
 from gdod.rows.rows import Contributions, Gradients, SlowPath, precision
 from gdod.rows.shares import shares_of
@@ -184,7 +185,7 @@ class DistributedRows:
         self.slow: tuple[SlowPath, ...] = () if local.contributions is None else local.contributions.slow
         self.passes = 0 if local.contributions is None else local.contributions.passes
         self.last_layer = frozenset(id(self.leaves[number]) for number in said[0].last_layer)
-        self.precision = precision(self.shared)
+        self.precision, self.gram_error = precision(self.shared), GRAM_ERROR
         self.blocks = local.blocks
         layers = [one.described for one in said]
         if any(one.layout != other.layout for one in said for other in said if one.has_examples and other.has_examples):
