@@ -171,6 +171,19 @@ class Tabular(nn.Module):
         return {f"task {number}": head(hidden).squeeze(1).square() for number, head in enumerate(self.heads)}
 
 
+def test_a_table_that_lies_column_after_column_gets_its_gradient() -> None:
+    table, heads = nn.Parameter(torch.randn(8, 20).T), nn.Linear(8, 2)  # [20, 8]
+    ids = torch.randint(20, (32,))
+    with torch.enable_grad():
+        gdod.backward(heads(nn.functional.embedding(ids, table)).square(), gdod.GDOD(groups=4))
+        ours, table.grad = table.grad, None
+        double = nn.Parameter(table.detach().double())
+        gdod.backward(heads.double()(nn.functional.embedding(ids, double)).square(), gdod.GDOD(groups=4))
+    assert ours is not None
+    assert double.grad is not None
+    torch.testing.assert_close(ours.double(), double.grad, rtol=1e-3, atol=1e-4 * float(double.grad.abs().max()))
+
+
 @pytest.mark.parametrize("method", ["gdod", "weighted-gdod", "pcgrad"])
 @pytest.mark.parametrize("masked", [False, True], ids=["all labels", "missing labels"])
 @pytest.mark.parametrize("examples", [64, 50], ids=["even", "uneven"])

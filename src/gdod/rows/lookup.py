@@ -239,7 +239,8 @@ class Tables(Block):
             yield laid_out(by_task).view(groups * tasks, count * width)
 
     def combine(self, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self.kernel is not None and all(t.dtype == torch.float32 and not sparse for t, sparse in self.tables):
+        plain = all(t.dtype == torch.float32 and t.is_contiguous() and not sparse for t, sparse in self.tables)
+        if self.kernel is not None and plain:
             return self._sum_by_kernel(self.kernel, weights)
         if self.in_order and len(self.uses) == 1:
             by_group = self.values.reshape(self.tasks, self.groups, -1).transpose(0, 1)  # [groups, K, entries * d]
