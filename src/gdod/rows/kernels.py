@@ -83,10 +83,11 @@ class ProductKernel:
         assert compiled is not None
         experts, places, inputs = self.x.shape
         tasks, outputs = self.deltas.shape[0], self.deltas.shape[-1]
+        weights = weights.contiguous()  # a name keeps it alive during the call
         weight = self.x.new_empty(experts, outputs, inputs)
         bias = self.x.new_empty(outputs) if self.bias else None
         compiled.product_sum(
-            self.x.data_ptr(), self.deltas.data_ptr(), weights.contiguous().data_ptr(), self.cut.group.data_ptr(),
+            self.x.data_ptr(), self.deltas.data_ptr(), weights.data_ptr(), self.cut.group.data_ptr(),
             experts, places, inputs, outputs, tasks, weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
             _threads(experts * places * inputs * outputs // 16),
         )  # fmt: skip
@@ -142,10 +143,10 @@ class TableKernel:
         """Add the weighted sum of the rows to the gradient of a table, for its entries from ``first`` on."""
         assert compiled is not None
         tasks, entries, width = self.values.shape
-        ids = ids.long().contiguous()
+        ids, weights = ids.long().contiguous(), weights.contiguous()  # names keep them alive during the call
         compiled.table_sum(
             ids.data_ptr(), self.group[first:].data_ptr(), self.values[:, first:].data_ptr(), entries * width, len(ids),
-            tasks, width, weights.contiguous().data_ptr(), grad.data_ptr(),
+            tasks, width, weights.data_ptr(), grad.data_ptr(),
         )  # fmt: skip
 
 
