@@ -15,9 +15,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef double dvec __attribute__((vector_size(64), aligned(8), may_alias));
-typedef float half __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum { COLUMNS = 256, FEW_GROUPS = 4 }; /* of tables, added at a time; groups of an id up to which pairs are quicker */
 enum { SPAN = 32 }; /* outputs whose rows are made at a time */
@@ -26,7 +24,7 @@ enum { KEPT = 1 << 26 }; /* bytes of memory that are kept for the next call */
 
 typedef struct {
   const long *bounds; /* group g has the places from bounds[g] up to bounds[g + 1] */
-  long groups, largest, vectors; /* their number, the size of the largest, vectors of 16 groups */
+  long groups, largest, vectors; /* their number, the size of the largest, vectors of that many lanes */
 } Cut;
 
 typedef struct {
@@ -35,9 +33,9 @@ typedef struct {
   long d_step, inputs, outputs, tasks, I, O; /* from task to task; I: with the ones, O: filled up with zeros */
   int ones;
   double *gram;
-  float *x_lanes, *d_lanes, *tiles, *works;
+  float *x_lanes, *tiles, *works;
   double *totals;
-  long work;
+  long tile, work; /* numbers of memory for a thread */
 } Product;
 
 typedef struct {
@@ -73,64 +71,60 @@ INLINE void swap(double *a, double *b) {
   *a = *b, *b = kept_a;
 }
 
-/* The rows of place p of sixteen groups in a matrix; NULL where a group has no such place. */
-INLINE void places_of(const Cut *cut, long vector, long p, const float *matrix, long width, const float *rows[16]) {
-  for (int lane = 0; lane < 16; lane++) {
-    long g = vector * 16 + lane;
-    int has = g < cut->groups && cut->bounds[g] + p < cut->bounds[g + 1];
-    rows[lane] = has ? matrix + (cut->bounds[g] + p) * width : NULL;
-  }
-}
+static int wide; /* whether vectors have sixteen lanes, not eight */
+static long lanes;
 
 static Share share_of(const Table *m, int thread);
-
-#define SHUFFLE_LOW(bit, a, b) LOW_##bit(a, b)
-#define SHUFFLE_HIGH(bit, a, b) HIGH_##bit(a, b)
-#define LOW_1(a, b) __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
-#define HIGH_1(a, b) __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
-#define LOW_2(a, b) __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-#define HIGH_2(a, b) __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-#define LOW_4(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
-#define HIGH_4(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
-#define LOW_8(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-#define HIGH_8(a, b) __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")
 #define NAME(name) name##_wide
 #define WIDE 1
+#include "vectors.h"
 #include "rows.h"
 #include "eigh.h"
 #include "rounding.h"
 #undef NAME
 #undef WIDE
+#undef LANES
+#undef vec
+#undef dvec
+#undef half
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v3")
 #define NAME(name) name##_narrow
 #define WIDE 0
+#include "vectors.h"
 #include "rows.h"
 #include "eigh.h"
 #include "rounding.h"
 #undef NAME
 #undef WIDE
+#undef LANES
+#undef vec
+#undef dvec
+#undef half
 #pragma GCC pop_options
 static int has_wide(void) { return __builtin_cpu_supports("x86-64-v4") != 0; }
 static int is_usable(void) { return __builtin_cpu_supports("x86-64-v3") != 0; }
-static int wide;
 #define CHOOSE(name) (wide ? name##_wide : name##_narrow)
 #else
 #define NAME(name) name##_narrow
 #define WIDE 0
+#include "vectors.h"
 #include "rows.h"
 #include "eigh.h"
 #include "rounding.h"
 #undef NAME
 #undef WIDE
+#undef LANES
+#undef vec
+#undef dvec
+#undef half
 static int has_wide(void) { return 0; }
 static int is_usable(void) { return 1; }
-static int wide;
 #define CHOOSE(name) name##_narrow
 #endif
 
@@ -190,14 +184,22 @@ static void between(void *m, int thread, int threads) { CHOOSE(between)(m, threa
 static void of_tasks(void *m, int thread, int threads) { CHOOSE(of_tasks)(m, thread, threads); }
 static void combine(void *m, int thread, int threads) { CHOOSE(combine)(m, thread, threads); }
 
-/* Add inner products of lanes, total [units * 16][units * 16], to those of rows in their order, gram [N, N]. */
+/* Add inner products of lanes, total [units * lanes][units * lanes], of which those of a unit with later ones are known, to
+   those of rows in their order, gram [N, N]. */
 static void add_lanes(const double *total, const Cut *cut, long K, double *gram) {
-  long N = cut->groups * K, size = cut->vectors * K * 16;
-  for (long row = 0; row < N; row++)
-    for (long column = 0; column < N; column++) {
-      long g = row / K, h = column / K;
-      long a = (g / 16 * K + row % K) * 16 + g % 16, b = (h / 16 * K + column % K) * 16 + h % 16;
-      gram[row * N + column] += a / 16 <= b / 16 ? total[a * size + b] : total[b * size + a];
+  long n = cut->groups, N = n * K, size = cut->vectors * K * lanes;
+  for (long u = 0; u < cut->vectors * K; u++)
+    for (long lane = 0; lane < lanes; lane++) {
+      long g = u / K * lanes + lane, row = g * K + u % K;
+      if (g >= n) break;
+      for (long v = u; v < cut->vectors * K; v++) {
+        const double *from = total + (u * lanes + lane) * size + v * lanes;
+        long h = v / K * lanes, last = n - h < lanes ? n - h : lanes, column = h * K + v % K;
+        for (long other = 0; other < last; other++, column += K) {
+          gram[row * N + column] += from[other];
+          if (u < v) gram[column * N + row] += from[other];
+        }
+      }
     }
 }
 
@@ -209,19 +211,19 @@ static PyObject *product_gram(PyObject *self, PyObject *args) {
                         &places, &m.inputs, &m.outputs, &m.ones, &m.tasks, &rows, &m.gram, &threads))
     return NULL;
   long K = m.tasks, n = m.cut.groups, P = m.cut.largest;
-  m.cut.vectors = (n + 15) / 16;
+  m.cut.vectors = (n + lanes - 1) / lanes;
   m.d_step = experts * places * m.outputs;
   m.I = m.inputs + m.ones;
   m.O = rounded(m.outputs, 4);
-  long units = m.cut.vectors * K, in_lanes = m.cut.vectors * P * 16;
-  long tile = CHOOSE(ROW_I) * SPAN * units * 16, total = units * units * 256;
-  m.work = rounded(m.inputs * 16 + rounded(P, 16) * places + P * K * 64 + n * K * K * 16, 16);
-  float *memory = reserve(rows ? in_lanes * (m.I + m.O * K) + threads * (tile + 2 * total) : threads * m.work);
+  long units = m.cut.vectors * K, in_lanes = m.cut.vectors * P * lanes, total = units * units * lanes * lanes;
+  m.tile = SPAN * (CHOOSE(ROW_I) * units * lanes + in_lanes * K);
+  m.work = rounded(m.inputs * lanes + rounded(P, lanes) * places + (P * K * 4 + n * K * K) * lanes, 16);
+  float *memory = reserve(rows ? in_lanes * m.I + threads * (m.tile + 2 * total) : threads * m.work);
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   memset(m.gram, 0, n * K * n * K * sizeof(double));
   m.totals = (double *)memory, m.tiles = memory + 2 * threads * total, m.works = memory;
-  m.x_lanes = m.tiles + threads * tile, m.d_lanes = m.x_lanes + in_lanes * m.I;
+  m.x_lanes = m.tiles + threads * m.tile;
   if (rows) memset(m.totals, 0, threads * total * sizeof(double));
   for (long expert = 0; expert < experts; expert++, m.x += places * m.inputs, m.d += places * m.outputs)
     if (rows) share_out(lay_out, &m, threads), share_out(by_rows, &m, threads);
@@ -322,19 +324,19 @@ static void table(void *m, int thread, int threads) { CHOOSE(table)(m, thread, t
 
 /* Return the parts of a thread's memory, those that have to be zero set so. */
 static Share share_of(const Table *m, int thread) {
-  long E = m->entries, K = m->tasks, n = m->groups, units = (n + 15) / 16 * K, N = n * K;
+  long E = m->entries, K = m->tasks, n = m->groups, units = (n + lanes - 1) / lanes * K, N = n * K;
   Share own = {.units = units, .most = COLUMNS + m->width, .slots = 2, .shift = 63};
   while (own.slots < 2 * E) own.slots *= 2, own.shift--;
   own.total = (double *)(m->memory + thread * m->share);
-  own.gram = own.total + units * units * 256;
+  own.gram = own.total + units * units * lanes * lanes;
   own.alone = own.gram + N * N;
   own.place = (long *)(own.alone + n * K * K * 8);
   own.which = own.place + n;
   own.merged = (float *)(own.which + n);
   own.columns = own.merged + n * K * m->width;
-  own.first = (int *)(own.columns + own.most * units * 16);
+  own.first = (int *)(own.columns + own.most * units * lanes);
   own.last = own.first + own.slots, own.next = own.last + E, own.heads = own.next + E;
-  memset(own.total, 0, (units * units * 256 + N * N + n * K * K * 8) * sizeof(double));
+  memset(own.total, 0, (units * units * lanes * lanes + N * N + n * K * K * 8) * sizeof(double));
   memset(own.place, -1, n * sizeof(long));
   return own;
 }
@@ -346,17 +348,17 @@ static PyObject *table_gram(PyObject *self, PyObject *args) {
   if (!PyArg_ParseTuple(args, "lllllllli", &m.ids, &m.group, &m.values, &m.entries, &m.tasks, &m.width, &m.groups, &gram,
                         &threads))
     return NULL;
-  long K = m.tasks, n = m.groups, N = n * K, units = (n + 15) / 16 * K, slots = 2;
+  long K = m.tasks, n = m.groups, N = n * K, units = (n + lanes - 1) / lanes * K, slots = 2;
   while (slots < 2 * m.entries) slots *= 2;
-  m.share = 2 * (units * units * 256 + N * N + n * K * K * 8 + 2 * n) + n * K * m.width;
-  m.share = rounded(m.share + (COLUMNS + m.width) * units * 16 + slots + 3 * m.entries, 16);
+  m.share = 2 * (units * units * lanes * lanes + N * N + n * K * K * 8 + 2 * n) + n * K * m.width;
+  m.share = rounded(m.share + (COLUMNS + m.width) * units * lanes + slots + 3 * m.entries, 16);
   if (!(m.memory = reserve(threads * m.share))) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   share_out(table, &m, threads);
-  Cut cut = {NULL, n, 0, (n + 15) / 16};
+  Cut cut = {NULL, n, 0, (n + lanes - 1) / lanes};
   memset(gram, 0, N * N * sizeof(double));
   for (int thread = 0; thread < threads; thread++) {
-    const double *total = (double *)(m.memory + thread * m.share), *own = total + units * units * 256;
+    const double *total = (double *)(m.memory + thread * m.share), *own = total + units * units * lanes * lanes;
     add_lanes(total, &cut, K, gram);
     for (long at = 0; at < N * N; at++) gram[at] += own[at];
   }
@@ -424,7 +426,7 @@ static PyObject *find_threads(PyObject *self, PyObject *args) {
 
 /* Use the widest vectors that there are, or narrower ones as on older processors. Returns whether they are wide now. */
 static PyObject *use_wide(PyObject *self, PyObject *wanted) {
-  wide = has_wide() && PyObject_IsTrue(wanted) == 1;
+  wide = has_wide() && PyObject_IsTrue(wanted) == 1, lanes = wide ? 16 : 8;
   return PyBool_FromLong(wide);
 }
 
@@ -449,6 +451,6 @@ PyMODINIT_FUNC PyInit_compiled(void) {
     PyErr_SetString(PyExc_ImportError, "the kernels of gdod are written for processors with AVX2");
     return NULL;
   }
-  wide = has_wide();
+  wide = has_wide(), lanes = wide ? 16 : 8;
   return PyModule_Create(&MODULE);
 }

@@ -8,7 +8,7 @@
 INLINE void NAME(reduce_rows)(double *a, long step, long first, int count, long row, const double *v, const double *w,
                               const double *u, double *products) {
   dvec sums[4] = {};
-  for (long j = first; j < step; j += 8) {
+  for (long j = first; j < step; j += LANES / 2) {
     dvec vj = *(const dvec *)(v + j), wj = *(const dvec *)(w + j), uj = *(const dvec *)(u + j);
     for (int r = 0; r < count; r++) {
       dvec *at = (dvec *)(a + (row + r) * step + j);
@@ -17,7 +17,7 @@ INLINE void NAME(reduce_rows)(double *a, long step, long first, int count, long 
       sums[r] += value * uj;
     }
   }
-  for (int r = 0; r < count; r++) products[row + r] = NAME(total8)(sums[r]);
+  for (int r = 0; r < count; r++) products[row + r] = NAME(total)(sums[r]);
 }
 
 /* Reduce a to a tridiagonal matrix with d on and e beside the diagonal. Reflection k is 1 - scale[k] v_k v_kᵀ, with v_k in
@@ -60,11 +60,11 @@ INLINE void NAME(reflect_rows)(const double *reflections, const double *scale, l
     const double *v = reflections + k * step;
     long first = (k + 1) / 8 * 8;
     dvec sums[4] = {};
-    for (long j = first; j < step; j += 8)
+    for (long j = first; j < step; j += LANES / 2)
       for (int r = 0; r < count; r++) sums[r] += *(const dvec *)(to + r * step + j) * *(const dvec *)(v + j);
     double factors[4];
-    for (int r = 0; r < count; r++) factors[r] = scale[k] * NAME(total8)(sums[r]);
-    for (long j = first; j < step; j += 8)
+    for (int r = 0; r < count; r++) factors[r] = scale[k] * NAME(total)(sums[r]);
+    for (long j = first; j < step; j += LANES / 2)
       for (int r = 0; r < count; r++) *(dvec *)(to + r * step + j) -= factors[r] * *(const dvec *)(v + j);
   }
 }
@@ -72,7 +72,7 @@ INLINE void NAME(reflect_rows)(const double *reflections, const double *scale, l
 /* Turn rows i and i + 1 into each other. */
 INLINE void NAME(rotate)(double *rows, long step, long i, double c, double s) {
   double *one = rows + i * step, *other = one + step;
-  for (long j = 0; j < step; j += 8) {
+  for (long j = 0; j < step; j += LANES / 2) {
     dvec lower = *(dvec *)(one + j), upper = *(dvec *)(other + j);
     *(dvec *)(other + j) = s * lower + c * upper;
     *(dvec *)(one + j) = c * lower - s * upper;

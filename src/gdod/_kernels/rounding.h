@@ -4,9 +4,9 @@ INLINE double NAME(inner)(const double *a, const double *b, long n) {
   dvec sums = {};
   double rest = 0;
   long j = 0;
-  for (; j + 8 <= n; j += 8) sums += *(const dvec *)(a + j) * *(const dvec *)(b + j);
+  for (; j + LANES / 2 <= n; j += LANES / 2) sums += *(const dvec *)(a + j) * *(const dvec *)(b + j);
   for (; j < n; j++) rest += a[j] * b[j];
-  return rest + NAME(total8)(sums);
+  return rest + NAME(total)(sums);
 }
 
 /* For eigenvectors (rows of `vectors`) of a matrix with `values`, in float64: noise [n], task gradients along them
@@ -40,8 +40,8 @@ static void NAME(rounding)(const double *matrix, const double *values, const dou
     memcpy(turn + a * n, row, n * sizeof(double));
     for (long i = 0; i < K; i++) {
       dvec sums = {};
-      for (long b = 0; b < step; b += 8) sums += *(const dvec *)(row + b) * *(const dvec *)(squares + i * step + b);
-      spread[a * K + i] = NAME(total8)(sums);
+      for (long b = 0; b < step; b += LANES / 2) sums += *(const dvec *)(row + b) * *(const dvec *)(squares + i * step + b);
+      spread[a * K + i] = NAME(total)(sums);
     }
   }
 }

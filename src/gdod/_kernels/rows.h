@@ -1,16 +1,16 @@
 /* The kernels, compiled once for each set of instructions: `compiled.c` includes this file with another NAME (the suffix
-   of all names) and WIDE (whether there are 32 registers of 16 numbers, as in AVX-512).
+   of all names) and WIDE (whether there are 32 registers of 16 numbers, as in AVX-512, or 16 of 8).
 
    Numbers are float32. Inner products are summed in float32 over a few hundred numbers, and these sums in float64.
-   The places of a batch lie group after group. Where rows are made, sixteen groups side by side fill a vector, so that
-   one instruction works for sixteen rows; the vectors of all groups and tasks are the units of a column of rows. */
+   The places of a batch lie group after group. Where rows are made, LANES groups side by side fill a vector, so that
+   one instruction works for as many rows; the vectors of all groups and tasks are the units of a column of rows. */
 
 #if WIDE
 enum { NAME(ROW_I) = 6, NAME(ROW_J) = 4, NAME(GRAM_A) = 8, NAME(GRAM_U) = 3, NAME(MIX_P) = 4, NAME(MIX_V) = 4 };
 enum { NAME(AGREE_P) = 16, NAME(TASK_I) = 2, NAME(TASK_J) = 3, NAME(ADD_O) = 8, NAME(ADD_V) = 3 };
 #else
-enum { NAME(ROW_I) = 3, NAME(ROW_J) = 2, NAME(GRAM_A) = 4, NAME(GRAM_U) = 1, NAME(MIX_P) = 4, NAME(MIX_V) = 1 };
-enum { NAME(AGREE_P) = 4, NAME(TASK_I) = 2, NAME(TASK_J) = 2, NAME(ADD_O) = 4, NAME(ADD_V) = 1 };
+enum { NAME(ROW_I) = 3, NAME(ROW_J) = 4, NAME(GRAM_A) = 4, NAME(GRAM_U) = 3, NAME(MIX_P) = 4, NAME(MIX_V) = 2 };
+enum { NAME(AGREE_P) = 8, NAME(TASK_I) = 2, NAME(TASK_J) = 2, NAME(ADD_O) = 4, NAME(ADD_V) = 3 };
 #endif
 #define ROW_I NAME(ROW_I)
 #define ROW_J NAME(ROW_J)
@@ -24,96 +24,79 @@ enum { NAME(AGREE_P) = 4, NAME(TASK_I) = 2, NAME(TASK_J) = 2, NAME(ADD_O) = 4, N
 #define ADD_O NAME(ADD_O)
 #define ADD_V NAME(ADD_V)
 
-INLINE double NAME(sum_of)(vec part) {
-  double total = 0;
-  for (int lane = 0; lane < 16; lane++) total += part[lane];
-  return total;
+/* The rows of place p of LANES groups in a matrix; NULL where a group has no such place. */
+INLINE void NAME(places_of)(const Cut *cut, long vector, long p, const float *matrix, long width,
+                            const float *rows[LANES]) {
+  for (int lane = 0; lane < LANES; lane++) {
+    long g = vector * LANES + lane;
+    int has = g < cut->groups && cut->bounds[g] + p < cut->bounds[g + 1];
+    rows[lane] = has ? matrix + (cut->bounds[g] + p) * width : NULL;
+  }
 }
 
-INLINE double NAME(total8)(dvec sums) {
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
-INLINE dvec NAME(to_double)(const float *numbers) { return __builtin_convertvector(*(const half *)numbers, dvec); }
-
-/* Transpose 16 x 16 numbers into vectors `step` numbers apart. */
-INLINE void NAME(transpose)(const float *const rows[16], float *to, long step) {
-#if WIDE
-  vec r[16];
-  for (int i = 0; i < 16; i++) r[i] = *(const vec *)rows[i];
-#define EXCHANGE(bit, ...)                              \
-  for (int i = 0; i < 16; i++)                          \
-    if (!(i & bit)) {                                   \
-      vec a = r[i], b = r[i | bit];                     \
-      r[i] = SHUFFLE_LOW(bit, a, b);                    \
-      r[i | bit] = SHUFFLE_HIGH(bit, a, b);             \
-    }
-  EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8)
-#undef EXCHANGE
-  for (int i = 0; i < 16; i++) *(vec *)(to + i * step) = r[i];
-#else
-  for (int i = 0; i < 16; i++)
-    for (int lane = 0; lane < 16; lane++) to[i * step + lane] = rows[lane][i];
-#endif
-}
-
-/* Lay 16 rows of `width` numbers (zeros where there is none) out side by side: column i becomes the vector to[i * step].
+/* Lay LANES rows of `width` numbers (zeros where there is none) out side by side: column i becomes the vector to[i * step].
    With `ones`, one more column is 1 where there is a row. */
-static void NAME(side_by_side)(const float *const rows[16], long width, int ones, float *to, long step) {
-  static const float nothing[16];
-  const float *at[16];
+static void NAME(side_by_side)(const float *const rows[LANES], long width, int ones, float *to, long step) {
+  static const float nothing[LANES];
+  const float *at[LANES];
   long column = 0;
-  for (; column + 16 <= width; column += 16) {
-    for (int lane = 0; lane < 16; lane++) at[lane] = rows[lane] ? rows[lane] + column : nothing;
+  for (; column + LANES <= width; column += LANES) {
+    for (int lane = 0; lane < LANES; lane++) at[lane] = rows[lane] ? rows[lane] + column : nothing;
     NAME(transpose)(at, to + column * step, step);
   }
   for (; column < width; column++)
-    for (int lane = 0; lane < 16; lane++) to[column * step + lane] = rows[lane] ? rows[lane][column] : 0.f;
+    for (int lane = 0; lane < LANES; lane++) to[column * step + lane] = rows[lane] ? rows[lane][column] : 0.f;
   if (ones)
-    for (int lane = 0; lane < 16; lane++) to[width * step + lane] = rows[lane] ? 1.f : 0.f;
+    for (int lane = 0; lane < LANES; lane++) to[width * step + lane] = rows[lane] ? 1.f : 0.f;
 }
 
 /* Add the inner products of GRAM_A rows from `a` on with those of `count` units from `u` on. */
 INLINE void NAME(add_some)(const float *rows, long most, long columns, long units, long a, long u, int count,
                            double *total) {
   vec sums[GRAM_A][GRAM_U] = {};
-  const float *left = rows + a / 16 * most * 16 + a % 16, *right = rows + u * most * 16;
+  const float *left = rows + a / LANES * most * LANES + a % LANES, *right = rows + u * most * LANES;
   for (long column = 0; column < columns; column++)
     for (int j = 0; j < count; j++) {
-      vec other = *(const vec *)(right + (j * most + column) * 16);
-      for (int i = 0; i < GRAM_A; i++) sums[i][j] += left[column * 16 + i] * other;
+      vec other = *(const vec *)(right + (j * most + column) * LANES);
+      for (int i = 0; i < GRAM_A; i++) sums[i][j] += left[column * LANES + i] * other;
     }
   for (int i = 0; i < GRAM_A; i++)
     for (int j = 0; j < count; j++)
-      for (int lane = 0; lane < 16; lane++) total[((a + i) * units + u + j) * 16 + lane] += sums[i][j][lane];
+      for (int lane = 0; lane < LANES; lane++) total[((a + i) * units + u + j) * LANES + lane] += sums[i][j][lane];
 }
 
-/* Add the inner products of the first columns of rows [units][most][16] to total [units * 16][units * 16], for pairs of
+/* Add the inner products of the first columns of rows [units][most][LANES] to total [units * LANES][units * LANES], for pairs of
    units u <= v. */
 static void NAME(add_products)(const float *rows, long most, long columns, long units, double *total) {
-  for (long a = 0; a < units * 16; a += GRAM_A) {
-    long u = a / 16;
+  for (long a = 0; a < units * LANES; a += GRAM_A) {
+    long u = a / LANES;
     for (; u + GRAM_U <= units; u += GRAM_U) NAME(add_some)(rows, most, columns, units, a, u, GRAM_U, total);
     if (units - u == 2) NAME(add_some)(rows, most, columns, units, a, u, 2 < GRAM_U ? 2 : 0, total);
     if (units - u == 1) NAME(add_some)(rows, most, columns, units, a, u, 1 < GRAM_U ? 1 : 0, total);
   }
 }
 
-/* Lay activations and cotangents out with groups side by side: x [vectors][P][I][16], d [vectors][P][O][K][16]. */
+/* Lay activations out with groups side by side, [vectors][P][I][LANES]. */
 static void NAME(lay_out)(Product *m, int thread, int threads) {
   const Cut *cut = &m->cut;
-  long K = m->tasks;
+  const float *rows[LANES];
   for (long part = thread; part < cut->vectors * cut->largest; part += threads) {
-    long vector = part / cut->largest, p = part % cut->largest;
-    float *x = m->x_lanes + part * m->I * 16, *d = m->d_lanes + part * m->O * K * 16;
-    const float *rows[16];
-    places_of(cut, vector, p, m->x, m->inputs, rows);
-    NAME(side_by_side)(rows, m->inputs, m->ones, x, 16);
+    NAME(places_of)(cut, part / cut->largest, part % cut->largest, m->x, m->inputs, rows);
+    NAME(side_by_side)(rows, m->inputs, m->ones, m->x_lanes + part * m->I * LANES, LANES);
+  }
+}
+
+/* Lay `wide` outputs of the cotangents, from `o` on, out in the same way, [vectors][P][wide][K][LANES]. */
+static void NAME(lay_out_some)(const Product *m, long o, long wide, float *to) {
+  const Cut *cut = &m->cut;
+  const float *rows[LANES];
+  long K = m->tasks, real = m->outputs - o < wide ? m->outputs - o : wide;
+  for (long part = 0; part < cut->vectors * cut->largest; part++, to += wide * K * LANES) {
     for (long k = 0; k < K; k++) {
-      places_of(cut, vector, p, m->d + k * m->d_step, m->outputs, rows);
-      NAME(side_by_side)(rows, m->outputs, 0, d + k * 16, K * 16);
+      NAME(places_of)(cut, part / cut->largest, part % cut->largest, m->d + k * m->d_step + o, m->outputs, rows);
+      NAME(side_by_side)(rows, real, 0, to + k * LANES, K * LANES);
     }
-    memset(d + m->outputs * K * 16, 0, (m->O - m->outputs) * K * 64);
+    memset(to + real * K * LANES, 0, (wide - real) * K * LANES * sizeof(float));
   }
 }
 
@@ -123,13 +106,13 @@ INLINE void NAME(rows_of_some)(Product *m, const float *x, const float *d, long 
   for (long j = 0; j < wide * K; j += ROW_J) {
     vec sums[ROW_I][ROW_J] = {};
     for (long p = 0; p < m->cut.largest; p++) {
-      const float *left = x + p * m->I * 16, *right = d + (p * m->O * K + j) * 16;
+      const float *left = x + p * m->I * LANES, *right = d + (p * wide * K + j) * LANES;
       for (int b = 0; b < ROW_J; b++)
-        for (int a = 0; a < count; a++) sums[a][b] += *(const vec *)(left + a * 16) * *(const vec *)(right + b * 16);
+        for (int a = 0; a < count; a++) sums[a][b] += *(const vec *)(left + a * LANES) * *(const vec *)(right + b * LANES);
     }
     for (int b = 0; b < ROW_J; b++) {
-      float *to = rows + ((vector * K + (j + b) % K) * ROW_I * SPAN + (j + b) / K) * 16;
-      for (int a = 0; a < count; a++) *(vec *)(to + a * wide * 16) = sums[a][b];
+      float *to = rows + ((vector * K + (j + b) % K) * ROW_I * SPAN + (j + b) / K) * LANES;
+      for (int a = 0; a < count; a++) *(vec *)(to + a * wide * LANES) = sums[a][b];
     }
   }
 }
@@ -138,15 +121,16 @@ INLINE void NAME(rows_of_some)(Product *m, const float *x, const float *d, long 
 static void NAME(by_rows)(Product *m, int thread, int threads) {
   const Cut *cut = &m->cut;
   long K = m->tasks, units = cut->vectors * K, I = m->I, O = m->O;
-  float *rows = m->tiles + thread * (ROW_I * SPAN * units * 16);
-  double *total = m->totals + thread * (units * units * 256);
-  long across = (O + SPAN - 1) / SPAN, down = (I + ROW_I - 1) / ROW_I, tiles = across * down;
+  float *rows = m->tiles + thread * m->tile, *d_lanes = rows + ROW_I * SPAN * units * LANES;
+  double *total = m->totals + thread * (units * units * LANES * LANES);
+  long across = (O + SPAN - 1) / SPAN, down = (I + ROW_I - 1) / ROW_I, tiles = across * down, laid_out = -1;
   for (long tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; tile++) {
     long o = tile / down * SPAN, i = tile % down * ROW_I;
     long wide = O - o < SPAN ? O - o : SPAN, count = I - i < ROW_I ? I - i : ROW_I;
+    if (laid_out != o) NAME(lay_out_some)(m, o, wide, d_lanes), laid_out = o;
     for (long vector = 0; vector < cut->vectors; vector++) {
-      const float *x = m->x_lanes + (vector * cut->largest * I + i) * 16;
-      const float *d = m->d_lanes + (vector * cut->largest * O + o) * K * 16;
+      const float *x = m->x_lanes + (vector * cut->largest * I + i) * LANES;
+      const float *d = d_lanes + vector * cut->largest * wide * K * LANES;
       if (count == ROW_I) NAME(rows_of_some)(m, x, d, vector, ROW_I, wide, rows);
 #define CASE(number) else if (ROW_I > number && count == number) NAME(rows_of_some)(m, x, d, vector, number, wide, rows);
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
@@ -156,15 +140,15 @@ static void NAME(by_rows)(Product *m, int thread, int threads) {
   }
 }
 
-/* Store the products of AGREE_P (or fewer) places of x with the 16 places of xt [inputs][16]. */
+/* Store the products of AGREE_P (or fewer) places of x with the LANES places of xt [inputs][LANES]. */
 INLINE void NAME(agree_some)(const float *x, long inputs, const float *xt, float ones, int count, float *agree) {
   vec sums[AGREE_P];
   for (int p = 0; p < count; p++) sums[p] = (vec){} + ones;
   for (long i = 0; i < inputs; i++) {
-    vec right = *(const vec *)(xt + i * 16);
+    vec right = *(const vec *)(xt + i * LANES);
     for (int p = 0; p < count; p++) sums[p] += x[p * inputs + i] * right;
   }
-  for (int p = 0; p < count; p++) *(vec *)(agree + p * 16) = sums[p];
+  for (int p = 0; p < count; p++) *(vec *)(agree + p * LANES) = sums[p];
 }
 
 /* mixed[p][task][v] = sum over q of agree[p][q] d[task][q][v], for some vectors v of the outputs. */
@@ -172,14 +156,14 @@ INLINE void NAME(mix_some)(const float *agree, const float *d, long outputs, lon
                            float *mixed, long step, int begun) {
   vec sums[MIX_P][MIX_V];
   for (int p = 0; p < count; p++)
-    for (int v = 0; v < wide; v++) sums[p][v] = begun ? *(vec *)(mixed + p * step + v * 16) : (vec){};
+    for (int v = 0; v < wide; v++) sums[p][v] = begun ? *(vec *)(mixed + p * step + v * LANES) : (vec){};
   for (long q = 0; q < places; q++)
     for (int v = 0; v < wide; v++) {
-      vec right = *(const vec *)(d + q * outputs + v * 16);
-      for (int p = 0; p < count; p++) sums[p][v] += agree[p * 16 + q] * right;
+      vec right = *(const vec *)(d + q * outputs + v * LANES);
+      for (int p = 0; p < count; p++) sums[p][v] += agree[p * LANES + q] * right;
     }
   for (int p = 0; p < count; p++)
-    for (int v = 0; v < wide; v++) *(vec *)(mixed + p * step + v * 16) = sums[p][v];
+    for (int v = 0; v < wide; v++) *(vec *)(mixed + p * step + v * LANES) = sums[p][v];
 }
 
 /* Add the products of cotangents of `rows` tasks with mixed ones of `columns` tasks, over the places of a group. */
@@ -189,39 +173,39 @@ INLINE void NAME(multiply_some)(const float *d, long d_step, long outputs, const
   for (long p = 0; p < places; p++)
     for (int v = 0; v < wide; v++) {
       vec right[TASK_J];
-      for (int j = 0; j < columns; j++) right[j] = *(const vec *)(mixed + (p * K + j) * wide * 16 + v * 16);
+      for (int j = 0; j < columns; j++) right[j] = *(const vec *)(mixed + (p * K + j) * wide * LANES + v * LANES);
       for (int i = 0; i < rows; i++) {
-        vec left = *(const vec *)(d + i * d_step + p * outputs + v * 16);
+        vec left = *(const vec *)(d + i * d_step + p * outputs + v * LANES);
         for (int j = 0; j < columns; j++) parts[i][j][v] += left * right[j];
       }
     }
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < columns; j++) {
-      vec total = *(vec *)(sums + (i * K + j) * 16);
+      vec total = *(vec *)(sums + (i * K + j) * LANES);
       for (int v = 0; v < wide; v++) total += parts[i][j][v];
-      *(vec *)(sums + (i * K + j) * 16) = total;
+      *(vec *)(sums + (i * K + j) * LANES) = total;
     }
 }
 
 /* Add what `wide` vectors of the outputs, from `o` on, give to the inner products of groups g and h. */
 INLINE void NAME(pair)(Product *m, long g, long h, long o, int wide, const float *agree, float *mixed, float *sums) {
   const long *bounds = m->cut.bounds;
-  long K = m->tasks, O = m->outputs, step = K * wide * 16, size = bounds[g + 1] - bounds[g];
+  long K = m->tasks, O = m->outputs, step = K * wide * LANES, size = bounds[g + 1] - bounds[g];
   for (long k = 0; k < K; k++)
-    for (long first = bounds[h]; first < bounds[h + 1]; first += 16) {
+    for (long first = bounds[h]; first < bounds[h + 1]; first += LANES) {
       const float *d = m->d + k * m->d_step + first * O + o;
-      long places = bounds[h + 1] - first < 16 ? bounds[h + 1] - first : 16, p = 0;
-      const float *own = agree + (first - bounds[h]) * bounds[h + 1] + bounds[g] * 16;
-      float *to = mixed + k * wide * 16;
+      long places = bounds[h + 1] - first < LANES ? bounds[h + 1] - first : LANES, p = 0;
+      const float *own = agree + (first - bounds[h]) * bounds[h + 1] + bounds[g] * LANES;
+      float *to = mixed + k * wide * LANES;
       int begun = first > bounds[h];
       for (; p + MIX_P <= size; p += MIX_P)
-        NAME(mix_some)(own + p * 16, d, O, places, MIX_P, wide, to + p * step, step, begun);
-      for (; p < size; p++) NAME(mix_some)(own + p * 16, d, O, places, 1, wide, to + p * step, step, begun);
+        NAME(mix_some)(own + p * LANES, d, O, places, MIX_P, wide, to + p * step, step, begun);
+      for (; p < size; p++) NAME(mix_some)(own + p * LANES, d, O, places, 1, wide, to + p * step, step, begun);
     }
   for (long i = 0; i < K; i += TASK_I)
     for (long j = 0; j < K; j += TASK_J) {
-      const float *d = m->d + i * m->d_step + bounds[g] * O + o, *right = mixed + j * wide * 16;
-      float *to = sums + (i * K + j) * 16;
+      const float *d = m->d + i * m->d_step + bounds[g] * O + o, *right = mixed + j * wide * LANES;
+      float *to = sums + (i * K + j) * LANES;
       int rows = K - i < TASK_I ? K - i : TASK_I, columns = K - j < TASK_J ? K - j : TASK_J;
 #define CASE(r, c)                      \
   if (rows == r && columns == c)        \
@@ -236,33 +220,33 @@ static void NAME(between)(Product *m, int thread, int threads) {
   const long *bounds = m->cut.bounds;
   long K = m->tasks, n = m->cut.groups, I = m->inputs, O = m->outputs;
   float *work = m->works + thread * m->work;
-  float *xt = work, *agree = xt + I * 16, *mixed = agree + rounded(m->cut.largest, 16) * bounds[n];
-  float *sums = mixed + m->cut.largest * K * MIX_V * 16;
+  float *xt = work, *agree = xt + I * LANES, *mixed = agree + rounded(m->cut.largest, LANES) * bounds[n];
+  float *sums = mixed + m->cut.largest * K * MIX_V * LANES;
   for (long h = 0; h < n; h++) {
     long turn = h % (2 * threads), end = bounds[h + 1];
     if ((turn < threads ? turn : 2 * threads - 1 - turn) != thread) continue; /* later groups have more to do */
-    for (long first = bounds[h]; first < end; first += 16) {
-      const float *rows[16];
-      for (int q = 0; q < 16; q++) rows[q] = first + q < end ? m->x + (first + q) * I : NULL;
-      NAME(side_by_side)(rows, I, 0, xt, 16);
+    for (long first = bounds[h]; first < end; first += LANES) {
+      const float *rows[LANES];
+      for (int q = 0; q < LANES; q++) rows[q] = first + q < end ? m->x + (first + q) * I : NULL;
+      NAME(side_by_side)(rows, I, 0, xt, LANES);
       float *own = agree + (first - bounds[h]) * end;
       long p = 0;
       for (; p + AGREE_P <= end; p += AGREE_P)
-        NAME(agree_some)(m->x + p * I, I, xt, m->ones, AGREE_P, own + p * 16);
-      for (; p < end; p++) NAME(agree_some)(m->x + p * I, I, xt, m->ones, 1, own + p * 16);
+        NAME(agree_some)(m->x + p * I, I, xt, m->ones, AGREE_P, own + p * LANES);
+      for (; p < end; p++) NAME(agree_some)(m->x + p * I, I, xt, m->ones, 1, own + p * LANES);
     }
-    memset(sums, 0, (h + 1) * K * K * 64);
+    memset(sums, 0, (h + 1) * K * K * LANES * sizeof(float));
     long o = 0;
-    for (; o + MIX_V * 16 <= O; o += MIX_V * 16)
-      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V, agree, mixed, sums + g * K * K * 16);
-    for (; MIX_V > 2 && o + 32 <= O; o += 32)
-      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V > 2 ? 2 : 1, agree, mixed, sums + g * K * K * 16);
-    for (; o < O; o += 16)
-      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, 1, agree, mixed, sums + g * K * K * 16);
+    for (; o + MIX_V * LANES <= O; o += MIX_V * LANES)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V, agree, mixed, sums + g * K * K * LANES);
+    for (; MIX_V > 2 && o + 2 * LANES <= O; o += 2 * LANES)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, MIX_V > 2 ? 2 : 1, agree, mixed, sums + g * K * K * LANES);
+    for (; o < O; o += LANES)
+      for (long g = 0; g <= h; g++) NAME(pair)(m, g, h, o, 1, agree, mixed, sums + g * K * K * LANES);
     for (long g = 0; g <= h; g++)
       for (long i = 0; i < K; i++)
         for (long j = g < h ? 0 : i; j < K; j++) { /* (i, j) and (j, i) of one group are rounded differently */
-          double value = NAME(sum_of)(*(vec *)(sums + ((g * K + i) * K + j) * 16));
+          double value = NAME(sum_of)(sums + ((g * K + i) * K + j) * LANES);
           m->gram[(g * K + i) * n * K + h * K + j] += value;
           if (g < h || i < j) m->gram[(h * K + j) * n * K + g * K + i] += value;
         }
@@ -274,17 +258,17 @@ INLINE void NAME(sum_some)(const float *v, const float *x, long places, long ste
   vec parts[ADD_O][ADD_V] = {};
   for (long p = 0; p < places; p++)
     for (int i = 0; i < wide; i++) {
-      vec right = *(const vec *)(x + p * step + i * 16);
+      vec right = *(const vec *)(x + p * step + i * LANES);
       for (int o = 0; o < ADD_O; o++) parts[o][i] += v[p * ADD_O + o] * right;
     }
   for (int o = 0; o < ADD_O; o++)
-    for (int i = 0; i < wide; i++) *(vec *)(sums + (o * ADD_V + i) * 16) = parts[o][i];
+    for (int i = 0; i < wide; i++) *(vec *)(sums + (o * ADD_V + i) * LANES) = parts[o][i];
 }
 
 /* The inner products of the task gradients, where all places are one group, in float64: some columns of all are made at a
    time. */
 static void NAME(of_tasks)(Combined *m, int thread, int threads) {
-  long K = m->tasks, O = m->outputs, B = m->places, step = m->step, size = ADD_O * ADD_V * 16;
+  long K = m->tasks, O = m->outputs, B = m->places, step = m->step, size = ADD_O * ADD_V * LANES;
   float *panels = m->panels + thread * (K * B * ADD_O + K * size), *sums = panels + K * B * ADD_O;
   double *total = m->totals + thread * K * K;
   for (long panel = thread; panel * ADD_O < O; panel += threads) {
@@ -293,8 +277,8 @@ static void NAME(of_tasks)(Combined *m, int thread, int threads) {
       for (long p = 0; p < B; p++)
         for (long j = 0; j < ADD_O; j++)
           panels[(k * B + p) * ADD_O + j] = j < count ? m->d[k * m->d_step + p * O + o + j] : 0;
-    for (long first = 0; first < step; first += ADD_V * 16) {
-      int wide = step - first < ADD_V * 16 ? (step - first) / 16 : ADD_V;
+    for (long first = 0; first < step; first += ADD_V * LANES) {
+      int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
       for (long k = 0; k < K; k++) {
         const float *v = panels + k * B * ADD_O, *x = m->padded + first;
         if (wide == ADD_V) NAME(sum_some)(v, x, B, step, ADD_V, sums + k * size);
@@ -306,10 +290,10 @@ static void NAME(of_tasks)(Combined *m, int thread, int threads) {
           dvec products = {};
           for (int row = 0; row < ADD_O; row++)
             for (int part = 0; part < wide * 2; part++) {
-              const float *at = sums + row * ADD_V * 16 + part * 8;
+              const float *at = sums + row * ADD_V * LANES + part * (LANES / 2);
               products += NAME(to_double)(at + i * size) * NAME(to_double)(at + j * size);
             }
-          total[i * K + j] += NAME(total8)(products);
+          total[i * K + j] += NAME(total)(products);
         }
     }
   }
@@ -328,17 +312,17 @@ static void NAME(combine)(Combined *m, int thread, int threads) {
         float weight = m->weights[m->group[p] * K + k];
         for (long j = 0; j < count; j++) v[p * ADD_O + j] += weight * d[j];
       }
-    for (long first = 0; first < step; first += ADD_V * 16) {
-      float sums[ADD_O * ADD_V * 16];
-      int wide = step - first < ADD_V * 16 ? (step - first) / 16 : ADD_V;
+    for (long first = 0; first < step; first += ADD_V * LANES) {
+      float sums[ADD_O * ADD_V * LANES];
+      int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
       if (wide == ADD_V) NAME(sum_some)(v, m->padded + first, B, step, ADD_V, sums);
       else if (wide == 2) NAME(sum_some)(v, m->padded + first, B, step, 2 < ADD_V ? 2 : 1, sums);
       else NAME(sum_some)(v, m->padded + first, B, step, 1, sums);
       for (long j = 0; j < count; j++) {
-        const float *own = sums + j * ADD_V * 16;
-        long last = I - first < wide * 16 ? I - first : wide * 16;
+        const float *own = sums + j * ADD_V * LANES;
+        long last = I - first < wide * LANES ? I - first : wide * LANES;
         for (long i = 0; i < last; i++) m->weight[(o + j) * I + first + i] = own[i];
-        if (m->bias && first <= I && I < first + wide * 16) m->bias[o + j] = own[I - first];
+        if (m->bias && first <= I && I < first + wide * LANES) m->bias[o + j] = own[I - first];
       }
     }
   }
@@ -380,10 +364,10 @@ static void NAME(product_with)(const Combined *m, const double *weights, double 
   }
 }
 
-/* The inner product of two vectors of a table, in eight parts. */
+/* The inner product of two vectors of a table, in some parts. */
 INLINE dvec NAME(dot)(const float *a, const float *b, long width) {
   dvec sums = {};
-  for (long c = 0; c < width; c += 8) sums += NAME(to_double)(a + c) * NAME(to_double)(b + c);
+  for (long c = 0; c < width; c += LANES / 2) sums += NAME(to_double)(a + c) * NAME(to_double)(b + c);
   return sums;
 }
 
@@ -396,18 +380,18 @@ INLINE void NAME(add_id)(Table *m, Share *own, const float *merged, const long *
       for (long b = a; b < count; b++)
         for (long i = 0; i < K; i++)
           for (long j = 0; j < K; j++) {
-            double value = NAME(total8)(NAME(dot)(merged + (a * K + i) * width, merged + (b * K + j) * width, width));
+            double value = NAME(total)(NAME(dot)(merged + (a * K + i) * width, merged + (b * K + j) * width, width));
             own->gram[(which[a] * K + i) * N + which[b] * K + j] += value;
             if (a < b) own->gram[(which[b] * K + j) * N + which[a] * K + i] += value;
           }
     return;
   }
-  float *columns = own->columns + own->filled * 16;
-  for (long u = 0; u < units; u++) memset(columns + u * own->most * 16, 0, width * 64);
+  float *columns = own->columns + own->filled * LANES;
+  for (long u = 0; u < units; u++) memset(columns + u * own->most * LANES, 0, width * LANES * sizeof(float));
   for (long a = 0; a < count; a++)
     for (long k = 0; k < K; k++) {
-      float *to = columns + (which[a] / 16 * K + k) * own->most * 16 + which[a] % 16;
-      for (long c = 0; c < width; c++) to[c * 16] = merged[(a * K + k) * width + c];
+      float *to = columns + (which[a] / LANES * K + k) * own->most * LANES + which[a] % LANES;
+      for (long c = 0; c < width; c++) to[c * LANES] = merged[(a * K + k) * width + c];
     }
   if ((own->filled += width) + width > own->most) {
     NAME(add_products)(own->columns, own->most, own->filled, units, own->total);
@@ -449,8 +433,8 @@ static void NAME(table)(Table *m, int thread, int threads) {
       float *to = own.merged + own.place[group] * size;
       for (long k = 0; k < K; k++)
         for (long c = 0; c < width; c += 8) {
-          half value = *(const half *)(m->values + (k * E + e) * width + c), *at = (half *)(to + k * width + c);
-          *at = known ? value + *at : value + (half){};
+          eight value = *(const eight *)(m->values + (k * E + e) * width + c), *at = (eight *)(to + k * width + c);
+          *at = known ? value + *at : value + (eight){};
         }
     }
     for (long a = 0; a < count; a++) own.place[own.which[a]] = -1;
@@ -460,7 +444,7 @@ static void NAME(table)(Table *m, int thread, int threads) {
   for (long g = 0; g < m->groups; g++)
     for (long i = 0; i < K; i++)
       for (long j = i; j < K; j++) {
-        double value = NAME(total8)(*(const dvec *)(own.alone + ((g * K + i) * K + j) * 8));
+        double value = NAME(total)(*(const dvec *)(own.alone + ((g * K + i) * K + j) * 8));
         own.gram[(g * K + i) * m->groups * K + g * K + j] += value;
         if (i < j) own.gram[(g * K + j) * m->groups * K + g * K + i] += value;
       }
@@ -472,10 +456,10 @@ static void NAME(table_sum)(const Table *m, const float *weights, long d_step, f
   for (long e = 0; e < m->entries; e++) {
     float *to = grad + m->ids[e] * width;
     for (long c = 0; c < width; c += 8) {
-      half sum = *(half *)(to + c);
+      eight sum = *(eight *)(to + c);
       for (long k = 0; k < K; k++)
-        sum += weights[m->group[e] * K + k] * *(const half *)(m->values + k * d_step + e * width + c);
-      *(half *)(to + c) = sum;
+        sum += weights[m->group[e] * K + k] * *(const eight *)(m->values + k * d_step + e * width + c);
+      *(eight *)(to + c) = sum;
     }
   }
 }
