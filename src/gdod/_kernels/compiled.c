@@ -64,6 +64,16 @@ typedef struct {
   int shift;
 } Share;
 
+enum { SWEEPS = 8, RUN = 8, TURN_V = 3 }; /* sweeps of rotations applied together; rotations, and vectors, in a piece of that */
+typedef struct {
+  const double *turns; /* cosines and sines */
+  long low, high;
+} Sweep;
+typedef struct {
+  Sweep sweeps[SWEEPS];
+  long count, sweep, next, column; /* of what is to be applied next: its sweep, rotation and column */
+} Batch;
+
 INLINE long rounded(long number, long unit) { return (number + unit - 1) / unit * unit; }
 
 INLINE void swap(double *a, double *b) {
@@ -234,12 +244,19 @@ static PyObject *product_gram(PyObject *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* Copy activations into rows of `step` numbers, a multiple of 16, with a one after the last if there is room. */
+/* Copy activations, with a one after the last if there is room in `step` columns, panel after panel of as many columns as
+   are multiplied at a time: rows of all of them would lie too far apart for the processor to fetch them ahead. */
 static void pad_activations(Combined *m) {
-  for (long p = 0; p < m->places; p++) {
-    float *row = m->padded + p * m->step;
-    memcpy(row, m->x + p * m->inputs, m->inputs * sizeof(float));
-    for (long i = m->inputs; i < m->step; i++) row[i] = m->ones && i == m->inputs;
+  long most = CHOOSE(ADD_V) * lanes;
+  float *to = m->padded;
+  for (long first = 0; first < m->step; first += most) {
+    long width = m->step - first < most ? m->step - first : most;
+    long real = m->inputs - first < width ? m->inputs - first : width;
+    if (real < 0) real = 0;
+    for (long p = 0; p < m->places; p++, to += width) {
+      memcpy(to, m->x + p * m->inputs + first, real * sizeof(float));
+      for (long i = real; i < width; i++) to[i] = m->ones && first + i == m->inputs;
+    }
   }
 }
 
@@ -389,7 +406,7 @@ static PyObject *eigh(PyObject *self, PyObject *args) {
   long n;
   int converged;
   if (!PyArg_ParseTuple(args, "llll", &matrix, &n, &values, &vectors)) return NULL;
-  double *memory = (double *)reserve(2 * (3 * n + 7) * rounded(n, 8));
+  double *memory = (double *)reserve(2 * (3 * n + 3 + 4 * SWEEPS) * (rounded(n, 8) + 8));
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   converged = CHOOSE(eigh)(matrix, n, values, vectors, memory);

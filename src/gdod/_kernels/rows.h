@@ -253,12 +253,12 @@ static void NAME(between)(Product *m, int thread, int threads) {
   }
 }
 
-/* grad[o][i] = sum over places of v[o][p] x[p][i], for `count` outputs and some vectors of the inputs. */
-INLINE void NAME(sum_some)(const float *v, const float *x, long places, long step, int wide, float *sums) {
+/* grad[o][i] = sum over places of v[o][p] x[p][i], for some outputs and the inputs of a panel. */
+INLINE void NAME(sum_some)(const float *v, const float *x, long places, int wide, float *sums) {
   vec parts[ADD_O][ADD_V] = {};
   for (long p = 0; p < places; p++)
     for (int i = 0; i < wide; i++) {
-      vec right = *(const vec *)(x + p * step + i * LANES);
+      vec right = *(const vec *)(x + (p * wide + i) * LANES);
       for (int o = 0; o < ADD_O; o++) parts[o][i] += v[p * ADD_O + o] * right;
     }
   for (int o = 0; o < ADD_O; o++)
@@ -280,10 +280,10 @@ static void NAME(of_tasks)(Combined *m, int thread, int threads) {
     for (long first = 0; first < step; first += ADD_V * LANES) {
       int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
       for (long k = 0; k < K; k++) {
-        const float *v = panels + k * B * ADD_O, *x = m->padded + first;
-        if (wide == ADD_V) NAME(sum_some)(v, x, B, step, ADD_V, sums + k * size);
-        else if (wide == 2) NAME(sum_some)(v, x, B, step, 2 < ADD_V ? 2 : 1, sums + k * size);
-        else NAME(sum_some)(v, x, B, step, 1, sums + k * size);
+        const float *v = panels + k * B * ADD_O, *x = m->padded + first * B;
+        if (wide == ADD_V) NAME(sum_some)(v, x, B, ADD_V, sums + k * size);
+        else if (wide == 2) NAME(sum_some)(v, x, B, 2 < ADD_V ? 2 : 1, sums + k * size);
+        else NAME(sum_some)(v, x, B, 1, sums + k * size);
       }
       for (long i = 0; i < K; i++)
         for (long j = i; j < K; j++) {
@@ -315,9 +315,9 @@ static void NAME(combine)(Combined *m, int thread, int threads) {
     for (long first = 0; first < step; first += ADD_V * LANES) {
       float sums[ADD_O * ADD_V * LANES];
       int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
-      if (wide == ADD_V) NAME(sum_some)(v, m->padded + first, B, step, ADD_V, sums);
-      else if (wide == 2) NAME(sum_some)(v, m->padded + first, B, step, 2 < ADD_V ? 2 : 1, sums);
-      else NAME(sum_some)(v, m->padded + first, B, step, 1, sums);
+      if (wide == ADD_V) NAME(sum_some)(v, m->padded + first * B, B, ADD_V, sums);
+      else if (wide == 2) NAME(sum_some)(v, m->padded + first * B, B, 2 < ADD_V ? 2 : 1, sums);
+      else NAME(sum_some)(v, m->padded + first * B, B, 1, sums);
       for (long j = 0; j < count; j++) {
         const float *own = sums + j * ADD_V * LANES;
         long last = I - first < wide * LANES ? I - first : wide * LANES;
