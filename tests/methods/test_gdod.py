@@ -446,6 +446,37 @@ def test_the_estimate_is_the_same_without_compiled_kernels(monkeypatch: pytest.M
         assert numbers == pytest.approx(others, rel=1e-9)
 
 
+@pytest.mark.skipif(compiled is None, reason="gdod was installed without a C compiler, or GDOD_KERNELS=0")
+@pytest.mark.parametrize("rank", [None, 1, 3, 100])
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("wide", [True, False])
+def test_weights_are_the_same_without_compiled_kernels(
+    monkeypatch: pytest.MonkeyPatch, wide: bool, rule: str, kind: str, rank: int | None
+) -> None:
+    assert compiled is not None
+    compiled.use_wide(wide)
+    for seed in range(3):
+        gram, way = rounded_gram(awkward_rows(kind, seed), refine=True), method(rule, 16)
+        way.rank = rank
+        ours = way.weigh(gram)
+        with monkeypatch.context() as without:
+            without.setattr(estimates, "compiled", None)
+            without.setattr(decompositions, "compiled", None)
+            theirs = way.weigh(gram)
+        assert ours.precise_enough == theirs.precise_enough
+        if not ours.precise_enough:  # then it is the float64 matrix that counts
+            continue
+        lengths = gram.matrix.diagonal().sqrt()
+        torch.testing.assert_close(lengths * ours.rows, lengths * theirs.rows, rtol=1e-6, atol=1e-6 * float(lengths.max()))
+        assert ours.projections is not None and theirs.projections is not None
+        assert ours.factors is not None and theirs.factors is not None
+        assert ours.projections.shape == theirs.projections.shape
+        torch.testing.assert_close(ours.energy_kept, theirs.energy_kept)
+        torch.testing.assert_close(ours.directions_kept, theirs.directions_kept)
+    compiled.use_wide(True)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rounded_gram_matrix_of_tasks_of_different_sizes_is_mostly_enough(rule: str) -> None:
     """Rounding is relative to the rows that a direction is made of, not to the longest rows there are."""

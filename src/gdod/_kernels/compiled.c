@@ -54,6 +54,18 @@ typedef struct {
   long share; /* numbers of memory for a thread */
 } Table;
 
+enum { SIGN, PRODUCT, MAJORITY }; /* when tasks agree */
+enum { NOT_CONVERGED = -1, NOT_PRECISE = -2 };
+typedef struct {
+  const double *matrix, *averages; /* [n, n], [tasks, n] */
+  long n, tasks, rank; /* rank: 0 for all */
+  int agreement;
+  double error, row_error, balanced; /* of the Gram matrix; the length, squared, from which on tasks are as large as rows */
+  double eigh_error, told_apart, doubt, zero, of_update, of_sum; /* constants of methods/gdod.py */
+  double *rows, *projections; /* results [n], [2 n, tasks]: of vectors that are directions, and from n on their factors */
+  double *values, *noise, *along, *spread, *turn, *vectors; /* [n], [n], [n, tasks], [n, tasks], [n, n], [n, n] */
+} Weighing;
+
 /* What a thread works with, for the ids that fall to it. */
 typedef struct {
   double *total, *gram, *alone; /* inner products of lanes, of rows in their order, of entries with themselves */
@@ -414,6 +426,22 @@ static PyObject *eigh(PyObject *self, PyObject *args) {
   return PyBool_FromLong(converged);
 }
 
+static PyObject *weigh(PyObject *self, PyObject *args) {
+  Weighing w;
+  long found;
+  if (!PyArg_ParseTuple(args, "lllllidddddddddllllllll", &w.matrix, &w.averages, &w.n, &w.tasks, &w.rank, &w.agreement,
+                        &w.error, &w.row_error, &w.balanced, &w.eigh_error, &w.told_apart, &w.doubt, &w.zero,
+                        &w.of_update, &w.of_sum, &w.rows, &w.projections, &w.values, &w.noise, &w.along, &w.spread,
+                        &w.turn, &w.vectors))
+    return NULL;
+  double *memory = (double *)reserve(2 * (3 * w.n + 3 + 4 * SWEEPS) * (rounded(w.n, 8) + 8 + w.tasks));
+  if (!memory) return NULL;
+  Py_BEGIN_ALLOW_THREADS;
+  found = CHOOSE(weigh)(&w, memory);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLong(found);
+}
+
 static PyObject *rounding(PyObject *self, PyObject *args) {
   const double *matrix, *values, *vectors, *averages;
   double error, least, *noise, *along, *turn, *spread;
@@ -455,6 +483,7 @@ static PyMethodDef METHODS[] = {
     {"table_gram", table_gram, METH_VARARGS, NULL},
     {"table_sum", table_sum, METH_VARARGS, NULL},
     {"eigh", eigh, METH_VARARGS, NULL},
+    {"weigh", weigh, METH_VARARGS, NULL},
     {"rounding", rounding, METH_VARARGS, NULL},
     {"moved", moved, METH_VARARGS, NULL},
     {"use_wide", use_wide, METH_O, NULL},

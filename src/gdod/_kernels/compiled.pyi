@@ -19,6 +19,11 @@ def product_with(
     groups: int, count: int, weights: int, products: int, /,
 ) -> None: ...  # fmt: skip
 def eigh(matrix: int, size: int, values: int, vectors: int, /) -> bool: ...
+def weigh(
+    matrix: int, averages: int, size: int, tasks: int, rank: int, agreement: int, error: float, row_error: float,
+    balanced: float, eigh_error: float, told_apart: float, doubt: float, zero: float, of_update: float, of_sum: float,
+    rows: int, projections: int, values: int, noise: int, along: int, spread: int, turn: int, vectors: int, /,
+) -> int: ...  # fmt: skip
 def rounding(
     matrix: int, values: int, vectors: int, averages: int, size: int, tasks: int, error: float, least: float,
     noise: int, along: int, turn: int, spread: int, /,

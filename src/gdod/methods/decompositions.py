@@ -17,7 +17,7 @@ from gdod._kernels import compiled
 _OVERSAMPLING = 8
 _POWER_ROUNDS = 2
 # Rows of a matrix up to which the compiled eigendecomposition is the quicker one.
-_SMALL = 256
+SMALL = 256
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Spectrum:
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues (smallest first) and eigenvectors (columns) of a symmetric float64 matrix on the CPU."""
-    if compiled is not None and 0 < len(matrix) <= _SMALL:
+    if compiled is not None and 0 < len(matrix) <= SMALL:
         matrix = matrix.contiguous()
         values, vectors = matrix.new_empty(len(matrix)), torch.empty_like(matrix)
         if compiled.eigh(matrix.data_ptr(), len(matrix), values.data_ptr(), vectors.data_ptr()):

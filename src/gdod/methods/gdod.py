@@ -30,6 +30,9 @@ _TOLD_APART = 64
 _DOUBT = 4
 # Of how many eigenvectors at most it is found out what rounding did to them, before all is made again.
 _REFINED = 16
+# The agreements that the compiled estimate knows, and what it returns where there is no eigendecomposition.
+_COMPILED_AGREEMENTS = {agreements.sign: 0, agreements.product: 1, agreements.majority: 2}
+_NOT_CONVERGED = -1
 # The error of the eigendecomposition itself, in float64, relative to the largest eigenvalue.
 _EIGH = 4 * torch.finfo(torch.float64).eps
 
@@ -133,7 +136,14 @@ class _OnBasis(Method):
 
     def _weigh_rounded(self, gram: Gram) -> Weights:
         """Return the same from a rounded Gram matrix, and whether that is precise enough. Derived in docs/maths.md."""
-        rounding = _Rounding.of(gram, self.rank)
+        agreement = _COMPILED_AGREEMENTS.get(self.scale)
+        if compiled is None or agreement is None or len(gram.matrix) > decompositions.SMALL:
+            rounding = _Rounding.of(gram, self.rank)
+        else:
+            found = _weigh_compiled(gram, self.rank, agreement)
+            if isinstance(found, Weights):
+                return found
+            rounding = found
         along, spread = rounding.along, rounding.spread * _DOUBT**2
         doubtful = along.square() < spread
         weights = self._judged(gram, rounding, along, doubtful)
@@ -254,14 +264,10 @@ class _Rounding:
 
     @staticmethod
     def of(gram: Gram, rank: int | None) -> "_Rounding":
-        count = len(gram.matrix)
         values, vectors = decompositions.eigh(gram.matrix)
-        largest = float(values[-1])
-        noise, along, turn, spread = _turned(gram, values, vectors, (_EIGH * largest) ** 2)
-        inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * largest)
-        if rank is not None:
-            inside[: max(count - rank, 0)] = False
-        return _Rounding(values, vectors, noise, inside, turn, along, spread)
+        least = (_EIGH * float(values[-1])) ** 2
+        noise, along, turn, spread = _turned(gram, values, vectors, least)
+        return _Rounding(values, vectors, noise, _inside(gram, values, noise, rank), turn, along, spread)
 
     def moved(self, lengths: Tensor, kept: Tensor, factors: Tensor, along: Tensor) -> float:
         """Return the square of how far the update moves where two vectors turn and are scaled differently:
@@ -289,6 +295,37 @@ class _Rounding:
         gaps = self.values[some] - self.values.unsqueeze(1)
         angles = torch.where(gaps == 0, 0.0, change / gaps)  # towards each of all vectors
         return along[some] + angles.T @ along
+
+
+def _inside(gram: Gram, values: Tensor, noise: Tensor, rank: int | None) -> Tensor:
+    """Return which vectors count as directions. [N]"""
+    count = len(values)
+    inside = values > (noise * _TOLD_APART).clamp_(min=count * gram.row_error**2 * float(values[-1]))
+    if rank is not None:
+        inside[: max(count - rank, 0)] = False
+    return inside
+
+
+def _weigh_compiled(gram: Gram, rank: int | None, agreement: int) -> "Weights | _Rounding":
+    """Return the weights in one call, or what `_OnBasis._weigh_rounded` goes on with where that is not precise enough."""
+    assert compiled is not None
+    count, tasks = len(gram.matrix), gram.tasks
+    matrix, averages = gram.matrix.contiguous(), gram.averages.contiguous()  # names keep them alive during the call
+    rows, projections = matrix.new_empty(count), matrix.new_empty(2, count, tasks)
+    values, noise = matrix.new_empty(2, count)
+    along, spread = matrix.new_empty(2, count, tasks)
+    turn, vectors = matrix.new_empty(2, count, count)
+    outputs = [x.data_ptr() for x in (rows, projections, values, noise, along, spread, turn, vectors)]
+    found = compiled.weigh(
+        matrix.data_ptr(), averages.data_ptr(), count, tasks, rank or 0, agreement, gram.error, gram.row_error,
+        gram.balanced, _EIGH, _TOLD_APART, _DOUBT, ZERO, _DRIFT_OF_UPDATE, _DRIFT_OF_SUM, *outputs,
+    )  # fmt: skip
+    if found >= 0:
+        projections = projections[:, :found]
+        return Weights(rows, projections=projections[0], factors=projections[1])
+    if found == _NOT_CONVERGED:
+        return _Rounding.of(gram, rank)
+    return _Rounding(values, vectors.T, noise, _inside(gram, values, noise, rank), turn, along, spread)
 
 
 def _turned(gram: Gram, values: Tensor, vectors: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -332,4 +369,4 @@ def _rounded_if_balanced(projections: Tensor, gram: Gram) -> Tensor | None:
     """Return `Gram.rounded` from the projections alone; None where some task is much smaller than rows are."""
     energy = projections.square()
     lengths = energy.sum(0)  # of the task gradients, squared [K]
-    return projections * (energy > ZERO**2 * lengths) if gram.is_balanced(lengths.tolist()) else None
+    return projections * (energy > ZERO**2 * lengths) if min(lengths.tolist()) > gram.balanced else None

@@ -1,7 +1,7 @@
 """What a method is given: inner products of the rows, and how they average to task gradients."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -70,10 +70,10 @@ class Gram:
         """The share of the largest eigenvalue below which one is a rounding error, not a direction."""
         return len(self.matrix) * max(self.row_error**2, self.error)
 
-    def is_balanced(self, lengths: Iterable[float]) -> bool:
-        """Return whether task gradients of these squared lengths are of the order of the largest rows, so that
-        rounding spares them."""
-        return min(lengths) > _BALANCED * self.longest
+    @property
+    def balanced(self) -> float:
+        """The squared length above which a task gradient is of the order of the largest rows, so that rounding spares it."""
+        return _BALANCED * self.longest
 
     @cached_property
     def zero(self) -> Tensor:
