@@ -18,6 +18,7 @@
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum { COLUMNS = 256, FEW_GROUPS = 4 }; /* of tables, added at a time; groups of an id up to which pairs are quicker */
+enum { TILES = 3 }; /* of tasks, multiplied with others at a time */
 enum { SPAN = 32 }; /* outputs whose rows are made at a time */
 #define TINY 1e-140 /* beside a matrix with a largest number of 1; its square is not lost */
 enum { KEPT = 1 << 26 }; /* bytes of memory that are kept for the next call */
@@ -204,6 +205,7 @@ static void lay_out(void *m, int thread, int threads) { CHOOSE(lay_out)(m, threa
 static void by_rows(void *m, int thread, int threads) { CHOOSE(by_rows)(m, thread, threads); }
 static void between(void *m, int thread, int threads) { CHOOSE(between)(m, thread, threads); }
 static void of_tasks(void *m, int thread, int threads) { CHOOSE(of_tasks)(m, thread, threads); }
+static void mix(void *m, int thread, int threads) { CHOOSE(mix)(m, thread, threads); }
 static void combine(void *m, int thread, int threads) { CHOOSE(combine)(m, thread, threads); }
 
 /* Add inner products of lanes, total [units * lanes][units * lanes], of which those of a unit with later ones are known, to
@@ -312,12 +314,13 @@ static PyObject *product_sum(PyObject *self, PyObject *args) {
     return NULL;
   m.d_step = experts * m.places * m.outputs;
   m.ones = m.bias != NULL, m.step = rounded(m.inputs + m.ones, 16);
-  float *memory = reserve(m.places * m.step + threads * m.places * 8);
+  float *memory = reserve(m.places * (m.step + rounded(m.outputs, 8)));
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   m.padded = memory, m.panels = memory + m.places * m.step;
   for (long expert = 0; expert < experts; expert++) {
     pad_activations(&m);
+    share_out(mix, &m, threads);
     share_out(combine, &m, threads);
     m.x += m.places * m.inputs, m.d += m.places * m.outputs, m.weight += m.outputs * m.inputs;
   }

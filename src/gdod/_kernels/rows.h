@@ -6,17 +6,17 @@
    one instruction works for as many rows; the vectors of all groups and tasks are the units of a column of rows. */
 
 #if WIDE
-enum { NAME(ROW_I) = 6, NAME(ROW_J) = 4, NAME(GRAM_A) = 8, NAME(GRAM_U) = 3, NAME(MIX_P) = 4, NAME(MIX_V) = 4 };
-enum { NAME(AGREE_P) = 16, NAME(TASK_I) = 2, NAME(TASK_J) = 3, NAME(ADD_O) = 8, NAME(ADD_V) = 3 };
+enum { NAME(ROW_I) = 6, NAME(ROW_J) = 4, NAME(GRAM_A) = 8, NAME(GRAM_U) = 3, NAME(MIX) = 16, NAME(MIX_V) = 4 };
+enum { NAME(AGREE_P) = 16, NAME(TASK_I) = 3, NAME(TASK_J) = 4, NAME(ADD_O) = 8, NAME(ADD_V) = 3 };
 #else
-enum { NAME(ROW_I) = 3, NAME(ROW_J) = 4, NAME(GRAM_A) = 4, NAME(GRAM_U) = 3, NAME(MIX_P) = 4, NAME(MIX_V) = 2 };
-enum { NAME(AGREE_P) = 8, NAME(TASK_I) = 2, NAME(TASK_J) = 2, NAME(ADD_O) = 4, NAME(ADD_V) = 3 };
+enum { NAME(ROW_I) = 3, NAME(ROW_J) = 4, NAME(GRAM_A) = 4, NAME(GRAM_U) = 3, NAME(MIX) = 8, NAME(MIX_V) = 2 };
+enum { NAME(AGREE_P) = 8, NAME(TASK_I) = 3, NAME(TASK_J) = 3, NAME(ADD_O) = 4, NAME(ADD_V) = 3 };
 #endif
 #define ROW_I NAME(ROW_I)
 #define ROW_J NAME(ROW_J)
 #define GRAM_A NAME(GRAM_A)
 #define GRAM_U NAME(GRAM_U)
-#define MIX_P NAME(MIX_P)
+#define MIX NAME(MIX)
 #define MIX_V NAME(MIX_V)
 #define AGREE_P NAME(AGREE_P)
 #define TASK_I NAME(TASK_I)
@@ -154,7 +154,7 @@ INLINE void NAME(agree_some)(const float *x, long inputs, const float *xt, float
 /* mixed[p][task][v] = sum over q of agree[p][q] d[task][q][v], for some vectors v of the outputs. */
 INLINE void NAME(mix_some)(const float *agree, const float *d, long outputs, long places, int count, int wide,
                            float *mixed, long step, int begun) {
-  vec sums[MIX_P][MIX_V];
+  vec sums[MIX][MIX_V];
   for (int p = 0; p < count; p++)
     for (int v = 0; v < wide; v++) sums[p][v] = begun ? *(vec *)(mixed + p * step + v * LANES) : (vec){};
   for (long q = 0; q < places; q++)
@@ -169,28 +169,25 @@ INLINE void NAME(mix_some)(const float *agree, const float *d, long outputs, lon
 /* Add the products of cotangents of `rows` tasks with mixed ones of `columns` tasks, over the places of a group. */
 INLINE void NAME(multiply_some)(const float *d, long d_step, long outputs, const float *mixed, long K, long places,
                                 int rows, int columns, int wide, float *sums) {
-  vec parts[TASK_I][TASK_J][MIX_V] = {};
+  vec parts[TASK_I][TASK_J] = {};
   for (long p = 0; p < places; p++)
     for (int v = 0; v < wide; v++) {
       vec right[TASK_J];
       for (int j = 0; j < columns; j++) right[j] = *(const vec *)(mixed + (p * K + j) * wide * LANES + v * LANES);
       for (int i = 0; i < rows; i++) {
         vec left = *(const vec *)(d + i * d_step + p * outputs + v * LANES);
-        for (int j = 0; j < columns; j++) parts[i][j][v] += left * right[j];
+        for (int j = 0; j < columns; j++) parts[i][j] += left * right[j];
       }
     }
   for (int i = 0; i < rows; i++)
-    for (int j = 0; j < columns; j++) {
-      vec total = *(vec *)(sums + (i * K + j) * LANES);
-      for (int v = 0; v < wide; v++) total += parts[i][j][v];
-      *(vec *)(sums + (i * K + j) * LANES) = total;
-    }
+    for (int j = 0; j < columns; j++) *(vec *)(sums + (i * K + j) * LANES) += parts[i][j];
 }
 
 /* Add what `wide` vectors of the outputs, from `o` on, give to the inner products of groups g and h. */
 INLINE void NAME(pair)(Product *m, long g, long h, long o, int wide, const float *agree, float *mixed, float *sums) {
   const long *bounds = m->cut.bounds;
   long K = m->tasks, O = m->outputs, step = K * wide * LANES, size = bounds[g + 1] - bounds[g];
+  int at_once = MIX / wide;
   for (long k = 0; k < K; k++)
     for (long first = bounds[h]; first < bounds[h + 1]; first += LANES) {
       const float *d = m->d + k * m->d_step + first * O + o;
@@ -198,8 +195,8 @@ INLINE void NAME(pair)(Product *m, long g, long h, long o, int wide, const float
       const float *own = agree + (first - bounds[h]) * bounds[h + 1] + bounds[g] * LANES;
       float *to = mixed + k * wide * LANES;
       int begun = first > bounds[h];
-      for (; p + MIX_P <= size; p += MIX_P)
-        NAME(mix_some)(own + p * LANES, d, O, places, MIX_P, wide, to + p * step, step, begun);
+      for (; p + at_once <= size; p += at_once)
+        NAME(mix_some)(own + p * LANES, d, O, places, at_once, wide, to + p * step, step, begun);
       for (; p < size; p++) NAME(mix_some)(own + p * LANES, d, O, places, 1, wide, to + p * step, step, begun);
     }
   for (long i = 0; i < K; i += TASK_I)
@@ -207,10 +204,11 @@ INLINE void NAME(pair)(Product *m, long g, long h, long o, int wide, const float
       const float *d = m->d + i * m->d_step + bounds[g] * O + o, *right = mixed + j * wide * LANES;
       float *to = sums + (i * K + j) * LANES;
       int rows = K - i < TASK_I ? K - i : TASK_I, columns = K - j < TASK_J ? K - j : TASK_J;
-#define CASE(r, c)                      \
-  if (rows == r && columns == c)        \
-    NAME(multiply_some)(d, m->d_step, O, right, K, size, r < TASK_I ? r : TASK_I, c < TASK_J ? c : TASK_J, wide, to);
-      CASE(2, 3) CASE(2, 2) CASE(2, 1) CASE(1, 3) CASE(1, 2) CASE(1, 1)
+#define CASE(r, c)                                                      \
+  if (r <= TASK_I && c <= TASK_J && rows == r && columns == c)          \
+    NAME(multiply_some)(d, m->d_step, O, right, K, size, r, c, wide, to);
+      CASE(3, 4) CASE(3, 3) CASE(3, 2) CASE(3, 1) CASE(2, 4) CASE(2, 3) CASE(2, 2) CASE(2, 1)
+      CASE(1, 4) CASE(1, 3) CASE(1, 2) CASE(1, 1)
 #undef CASE
     }
 }
@@ -265,59 +263,94 @@ INLINE void NAME(sum_some)(const float *v, const float *x, long places, int wide
     for (int i = 0; i < wide; i++) *(vec *)(sums + (o * ADD_V + i) * LANES) = parts[o][i];
 }
 
+INLINE void NAME(sum_panel)(const float *v, const float *x, long places, int wide, float *sums) {
+  if (wide == ADD_V) NAME(sum_some)(v, x, places, ADD_V, sums);
+  else if (wide == 2) NAME(sum_some)(v, x, places, 2, sums);
+  else NAME(sum_some)(v, x, places, 1, sums);
+}
+
+/* Add the inner products of `rows` tiles with `columns` others, `size` numbers apart, in float64. */
+INLINE void NAME(multiply_tiles)(const float *left, const float *right, long size, int rows, int columns, int wide,
+                                 double *total, long K) {
+  dvec sums[TILES][TILES] = {};
+  for (int o = 0; o < ADD_O; o++)
+    for (int part = 0; part < wide * 2; part++) {
+      long at = o * ADD_V * LANES + part * (LANES / 2);
+      dvec others[TILES];
+      for (int j = 0; j < columns; j++) others[j] = NAME(to_double)(right + j * size + at);
+      for (int i = 0; i < rows; i++) {
+        dvec own = NAME(to_double)(left + i * size + at);
+        for (int j = 0; j < columns; j++) sums[i][j] += own * others[j];
+      }
+    }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < columns; j++) total[i * K + j] += NAME(total)(sums[i][j]);
+}
+
 /* The inner products of the task gradients, where all places are one group, in float64: some columns of all are made at a
-   time. */
+   time. Of those of a task with others, those with later ones are right. */
 static void NAME(of_tasks)(Combined *m, int thread, int threads) {
   long K = m->tasks, O = m->outputs, B = m->places, step = m->step, size = ADD_O * ADD_V * LANES;
   float *panels = m->panels + thread * (K * B * ADD_O + K * size), *sums = panels + K * B * ADD_O;
   double *total = m->totals + thread * K * K;
   for (long panel = thread; panel * ADD_O < O; panel += threads) {
     long o = panel * ADD_O, count = O - o < ADD_O ? O - o : ADD_O;
+    if (count < ADD_O) memset(panels, 0, K * B * ADD_O * sizeof(float));
     for (long k = 0; k < K; k++)
-      for (long p = 0; p < B; p++)
-        for (long j = 0; j < ADD_O; j++)
-          panels[(k * B + p) * ADD_O + j] = j < count ? m->d[k * m->d_step + p * O + o + j] : 0;
+      for (long p = 0; p < B; p++) {
+        float *to = panels + (k * B + p) * ADD_O;
+        const float *from = m->d + k * m->d_step + p * O + o;
+        if (count == ADD_O) memcpy(to, from, ADD_O * sizeof(float));
+        else memcpy(to, from, count * sizeof(float));
+      }
     for (long first = 0; first < step; first += ADD_V * LANES) {
       int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
       for (long k = 0; k < K; k++) {
-        const float *v = panels + k * B * ADD_O, *x = m->padded + first * B;
-        if (wide == ADD_V) NAME(sum_some)(v, x, B, ADD_V, sums + k * size);
-        else if (wide == 2) NAME(sum_some)(v, x, B, 2 < ADD_V ? 2 : 1, sums + k * size);
-        else NAME(sum_some)(v, x, B, 1, sums + k * size);
+        NAME(sum_panel)(panels + k * B * ADD_O, m->padded + first * B, B, wide, sums + k * size);
       }
-      for (long i = 0; i < K; i++)
-        for (long j = i; j < K; j++) {
-          dvec products = {};
-          for (int row = 0; row < ADD_O; row++)
-            for (int part = 0; part < wide * 2; part++) {
-              const float *at = sums + row * ADD_V * LANES + part * (LANES / 2);
-              products += NAME(to_double)(at + i * size) * NAME(to_double)(at + j * size);
-            }
-          total[i * K + j] += NAME(total)(products);
+      for (long i = 0; i < K; i += TILES)
+        for (long j = i; j < K; j += TILES) {
+          const float *left = sums + i * size, *right = sums + j * size;
+          double *to = total + i * K + j;
+          int rows = K - i < TILES ? K - i : TILES, columns = K - j < TILES ? K - j : TILES;
+#define CASE(r, c) \
+  if (rows == r && columns == c) NAME(multiply_tiles)(left, right, size, r, c, wide, to, K);
+          CASE(3, 3) CASE(3, 2) CASE(3, 1) CASE(2, 2) CASE(1, 1)
+#undef CASE
         }
     }
   }
 }
 
-/* The weighted sum of the rows: cotangents are summed over tasks, each with its weight, and multiplied once. */
+/* Sum the cotangents of some places over tasks, each with its weight, into panels [O / ADD_O][places][ADD_O]. */
+static void NAME(mix)(Combined *m, int thread, int threads) {
+  long K = m->tasks, O = m->outputs, B = m->places;
+  for (long p = B * thread / threads; p < B * (thread + 1) / threads; p++) {
+    const float *weights = m->weights + m->group[p] * K, *d = m->d + p * O;
+    for (long o = 0; o < O; o += ADD_O) {
+      float *to = m->panels + o * B + p * ADD_O;
+      if (O - o >= ADD_O) {
+        half sum = {};
+        for (long k = 0; k < K; k++) sum += weights[k] * *(const half *)(d + k * m->d_step + o);
+        *(half *)to = sum;
+        continue;
+      }
+      memset(to, 0, ADD_O * sizeof(float));
+      for (long k = 0; k < K; k++)
+        for (long j = 0; j < O - o; j++) to[j] += weights[k] * d[k * m->d_step + o + j];
+    }
+  }
+}
+
+/* The weighted sum of the rows: cotangents that `mix` has summed are multiplied once. */
 static void NAME(combine)(Combined *m, int thread, int threads) {
-  long K = m->tasks, I = m->inputs, O = m->outputs, B = m->places, step = m->step;
-  float *v = m->panels + thread * B * ADD_O;
+  long I = m->inputs, O = m->outputs, B = m->places, step = m->step;
   for (long panel = thread; panel * ADD_O < O; panel += threads) {
     long o = panel * ADD_O, count = O - o < ADD_O ? O - o : ADD_O;
-    memset(v, 0, B * ADD_O * sizeof(float));
-    for (long k = 0; k < K; k++)
-      for (long p = 0; p < B; p++) {
-        const float *d = m->d + k * m->d_step + p * O + o;
-        float weight = m->weights[m->group[p] * K + k];
-        for (long j = 0; j < count; j++) v[p * ADD_O + j] += weight * d[j];
-      }
     for (long first = 0; first < step; first += ADD_V * LANES) {
       float sums[ADD_O * ADD_V * LANES];
       int wide = step - first < ADD_V * LANES ? (step - first) / LANES : ADD_V;
-      if (wide == ADD_V) NAME(sum_some)(v, m->padded + first * B, B, ADD_V, sums);
-      else if (wide == 2) NAME(sum_some)(v, m->padded + first * B, B, 2 < ADD_V ? 2 : 1, sums);
-      else NAME(sum_some)(v, m->padded + first * B, B, 1, sums);
+      NAME(sum_panel)(m->panels + o * B, m->padded + first * B, B, wide, sums);
       for (long j = 0; j < count; j++) {
         const float *own = sums + j * ADD_V * LANES;
         long last = I - first < wide * LANES ? I - first : wide * LANES;
@@ -468,7 +501,7 @@ static void NAME(table_sum)(const Table *m, const float *weights, long d_step, f
 #undef ROW_J
 #undef GRAM_A
 #undef GRAM_U
-#undef MIX_P
+#undef MIX
 #undef MIX_V
 #undef AGREE_P
 #undef TASK_I
