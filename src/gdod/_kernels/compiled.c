@@ -77,16 +77,6 @@ typedef struct {
   int shift;
 } Share;
 
-enum { SWEEPS = 8, RUN = 8, TURN_V = 3 }; /* sweeps of rotations applied together; rotations, and vectors, in a piece of that */
-typedef struct {
-  const double *turns; /* cosines and sines */
-  long low, high;
-} Sweep;
-typedef struct {
-  Sweep sweeps[SWEEPS];
-  long count, sweep, next, column; /* of what is to be applied next: its sweep, rotation and column */
-} Batch;
-
 INLINE long rounded(long number, long unit) { return (number + unit - 1) / unit * unit; }
 
 INLINE void swap(double *a, double *b) {
@@ -421,7 +411,7 @@ static PyObject *eigh(PyObject *self, PyObject *args) {
   long n;
   int converged;
   if (!PyArg_ParseTuple(args, "llll", &matrix, &n, &values, &vectors)) return NULL;
-  double *memory = (double *)reserve(2 * (3 * n + 3 + 4 * SWEEPS) * (rounded(n, 8) + 8));
+  double *memory = (double *)reserve(2 * (3 * n + 7) * rounded(n, 8));
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   converged = CHOOSE(eigh)(matrix, n, values, vectors, memory);
@@ -437,7 +427,7 @@ static PyObject *weigh(PyObject *self, PyObject *args) {
                         &w.of_update, &w.of_sum, &w.rows, &w.projections, &w.values, &w.noise, &w.along, &w.spread,
                         &w.turn, &w.vectors))
     return NULL;
-  double *memory = (double *)reserve(2 * (3 * w.n + 3 + 4 * SWEEPS) * (rounded(w.n, 8) + 8 + w.tasks));
+  double *memory = (double *)reserve(2 * (3 * w.n + 7) * (rounded(w.n, 8) + w.tasks));
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   found = CHOOSE(weigh)(&w, memory);

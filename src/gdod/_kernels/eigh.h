@@ -1,9 +1,8 @@
 /* The eigendecomposition of a symmetric matrix in float64: Householder's reduction to a tridiagonal matrix, then implicit
-   QL with Wilkinson's shifts (EISPACK's tred2 and tql2). For the small matrices of rows, up to a few hundred, it takes half
-   to eight tenths of the time of torch.linalg.eigh, since each step goes once through the matrix, which stays in the cache,
-   and several sweeps of rotations are applied at once. Matrices have `step` numbers a row, an odd multiple of 8, so that
-   the rows' numbers in a column do not compete for the same lines of the cache; those after the n-th are zero. Included once
-   for each set of instructions, as rows.h. */
+   QL with Wilkinson's shifts (EISPACK's tred2 and tql2). For the small matrices of rows, up to a few hundred, it takes
+   half to nine tenths of the time of torch.linalg.eigh, since each step goes once through the matrix, which stays in the
+   cache, and whole sweeps of rotations are applied at once. Matrices have `step` numbers a row, a multiple of 8; those
+   after the n-th are zero. Included once for each set of instructions, as rows.h. */
 
 /* Subtract v wᵀ + w vᵀ from `count` rows, and return their inner products with u, from number `first` on. */
 INLINE void NAME(reduce_rows)(double *a, long step, long first, int count, long row, const double *v, const double *w,
@@ -70,48 +69,23 @@ INLINE void NAME(reflect_rows)(const double *reflections, const double *scale, l
   }
 }
 
-/* Turn rows i and i + 1 into each other, for i from `high` down to `low`, in some columns; turns [rows][2]. */
-INLINE void NAME(turn_rows)(double *rows, long step, const double *turns, long high, long low, int wide) {
-  dvec upper[TURN_V];
-  for (int v = 0; v < wide; v++) upper[v] = *(dvec *)(rows + (high + 1) * step + v * (LANES / 2));
-  for (long i = high; i >= low; i--) {
-    double c = turns[2 * i], s = turns[2 * i + 1];
-    for (int v = 0; v < wide; v++) {
-      double *at = rows + i * step + v * (LANES / 2);
-      dvec lower = *(dvec *)at;
-      dvec along = s * upper[v]; /* first, so that the next row waits for one operation, not for two */
-      *(dvec *)(at + step) = s * lower + c * upper[v];
-      upper[v] = c * lower - along;
-    }
+/* Turn rows i and i + 1 into each other. */
+INLINE void NAME(rotate)(double *rows, long step, long i, double c, double s) {
+  double *one = rows + i * step, *other = one + step;
+  for (long j = 0; j < step; j += LANES / 2) {
+    dvec lower = *(dvec *)(one + j), upper = *(dvec *)(other + j);
+    *(dvec *)(other + j) = s * lower + c * upper;
+    *(dvec *)(one + j) = c * lower - s * upper;
   }
-  for (int v = 0; v < wide; v++) *(dvec *)(rows + low * step + v * (LANES / 2)) = upper[v];
-}
-
-/* Turn rows by the next few rotations of a batch: some columns of all rows by all its sweeps, then the next columns. */
-INLINE void NAME(turn_some)(Batch *batch, double *rows, long columns, long step) {
-  if (batch->column >= columns) return;
-  const Sweep *sweep = batch->sweeps + batch->sweep;
-  long high = batch->next, low = high - RUN + 1 > sweep->low ? high - RUN + 1 : sweep->low;
-  long left = (columns - batch->column) / (LANES / 2);
-  double *at = rows + batch->column;
-  if (left >= TURN_V) NAME(turn_rows)(at, step, sweep->turns, high, low, TURN_V);
-  else if (left == 2) NAME(turn_rows)(at, step, sweep->turns, high, low, 2);
-  else NAME(turn_rows)(at, step, sweep->turns, high, low, 1);
-  batch->next = low - 1;
-  if (low > sweep->low) return;
-  if (++batch->sweep == batch->count) batch->sweep = 0, batch->column += TURN_V * (LANES / 2);
-  batch->next = batch->sweeps[batch->sweep].high;
 }
 
 /* Make the tridiagonal matrix diagonal, and turn the rows of `vectors` along. Returns whether it converged.
 
-   Each number of a sweep waits for the one before, and vectors wait for nobody: so they are turned by the sweeps of the batch
-   before while those of this one are worked out, and by all of a batch while a part of them is in the nearest cache. Uses
-   4 * SWEEPS * n numbers of memory. */
+   Each number of a sweep waits for the one before, and vectors wait for nobody: so those of the last sweep are turned while
+   this one is worked out. Uses 4 * step numbers of memory. */
 static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long step, double *memory) {
-  long columns = rounded(n, LANES / 2), due = 0, each = rounded(columns, TURN_V * (LANES / 2)) / (TURN_V * (LANES / 2));
-  Batch batches[2] = {{.column = columns}, {.column = columns}}, *now = batches, *before = batches + 1;
-  double *turns = memory; /* of this batch [SWEEPS][n][2], then those of the one before */
+  double *cosine = memory, *sine = cosine + step, *last_cosine = sine + step, *last_sine = last_cosine + step;
+  long low = 0, high = -1; /* rows that the last sweep still has to turn */
   for (long l = 0; l < n; l++)
     for (int sweep = 0;; sweep++) {
       long m = l, i;
@@ -120,7 +94,7 @@ static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long st
       if (sweep == 60) return 0;
       double half_gap = (d[l + 1] - d[l]) / (2 * e[l]), s = 1, c = 1, p = 0;
       double g = d[m] - d[l] + e[l] / (half_gap + copysign(sqrt(half_gap * half_gap + 1), half_gap));
-      double *own = turns + now->count * 2 * n;
+      for (; high >= m; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
       for (i = m - 1; i >= l; i--) {
         double f = s * e[i], b = c * e[i], square = f * f + g * g, r = sqrt(square), inverse = r * (1 / square);
         e[i + 1] = r;
@@ -128,30 +102,25 @@ static int NAME(diagonal)(double *d, double *e, long n, double *vectors, long st
         s = f * inverse, c = g * inverse;
         double q = d[i + 1] - p, t = (d[i] - q) * s + 2 * c * b;
         p = s * t, d[i + 1] = q + p, g = c * t - b;
-        own[2 * i] = c, own[2 * i + 1] = s;
-        for (due += each; due >= RUN; due -= RUN) NAME(turn_some)(before, vectors, columns, step);
+        cosine[i] = c, sine[i] = s;
+        if (high == i && i >= low) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]), high--;
       }
+      for (; high >= low; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
       if (i >= l) d[i + 1] -= p;
       else d[l] -= p, e[l] = g;
       e[m] = 0;
-      if (i == m - 1) continue;
-      now->sweeps[now->count++] = (Sweep){own, i + 1, m - 1};
-      if (now->count < SWEEPS) continue;
-      while (before->column < columns) NAME(turn_some)(before, vectors, columns, step);
-      Batch *other = before;
-      before = now, now = other, now->count = 0, turns = memory + (turns == memory ? SWEEPS * 2 * n : 0);
-      before->sweep = 0, before->column = 0, before->next = before->sweeps[0].high;
+      low = i + 1, high = m - 1;
+      double *unused = last_cosine;
+      last_cosine = cosine, cosine = unused, unused = last_sine, last_sine = sine, sine = unused;
     }
-  while (before->column < columns) NAME(turn_some)(before, vectors, columns, step);
-  now->sweep = 0, now->column = now->count ? 0 : columns, now->next = now->sweeps[0].high;
-  while (now->column < columns) NAME(turn_some)(now, vectors, columns, step);
+  for (; high >= low; high--) NAME(rotate)(vectors, step, high, last_cosine[high], last_sine[high]);
   return 1;
 }
 
-/* The eigenvalues of a matrix, smallest first, and its eigenvectors as rows; in memory of (3 n + 3 + 4 SWEEPS) * step numbers.
+/* The eigenvalues of a matrix, smallest first, and its eigenvectors as rows; in memory of (3 n + 7) * step numbers.
    Returns 0 where numbers are not finite or it does not converge. */
 static int NAME(eigh)(const double *matrix, long n, double *values, double *vectors, double *memory) {
-  long step = rounded(n, 8) | 8;
+  long step = rounded(n, 8);
   double *a = memory, *reflections = a + n * step, *turned = reflections + n * step, *d = turned + n * step;
   double *e = d + step, *scale = e + step, *work = scale + step, largest = 0;
   for (long at = 0; at < n * n; at++) {
