@@ -130,7 +130,7 @@ class _Update:
 
     def __init__(self, inputs: Inputs, accumulated: Accumulated) -> None:
         tasks, count = inputs.tasks, len(inputs.tasks.names)
-        first = replace(tasks, targets=(), values=tasks.values[:, :0], labelled=None, totals=None)
+        first = replace(tasks, targets=(), values=tasks.values[:, :0], labelled=None, totals=None, own_means=None)
         self.inputs, self.accumulated = replace(inputs, tasks=first), accumulated
         self.added = 0  # examples
         self.masked = False

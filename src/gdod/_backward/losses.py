@@ -44,6 +44,7 @@ class Tasks:
     weights: Tensor | None  # [K], float64; None: all 1
     totals: Totals | None = None  # where other processes have examples of the batch, too
     scale: float | None = None  # of a gradient scaler: by how much all gradients are to be larger
+    own_means: Tensor | None = None  # the mean losses over this process's examples [K], float64; None: not worked out
 
     @property
     def examples(self) -> int:
@@ -84,7 +85,9 @@ class Tasks:
 
     def mean_losses(self) -> Tensor:
         """Return the mean loss of each task over its labelled examples; nan for a task without labels. [K]"""
-        return means(self.values, self.labelled) if self.totals is None else self.totals.mean_losses
+        if self.totals is not None:
+            return self.totals.mean_losses
+        return means(self.values, self.labelled) if self.own_means is None else self.own_means
 
 
 def means(values: Tensor, labelled: Tensor | None) -> Tensor:
@@ -118,14 +121,17 @@ def read(
         kinds = type(mask).__name__, type(losses).__name__
         raise InputError(f"mask is a {kinds[0]} and losses a {kinds[1]}; expected the same structure, task by task")
     labelled = None if mask is None else _mask(mask, names, values.shape[1])
-    # A finite sum has finite terms, and takes a fraction of the time of looking at each.
-    if not math.isfinite(values.sum()) and not bool(values.isfinite().all()):
+    # A finite sum has finite terms, and takes a fraction of the time of looking at each. Means are needed anyway.
+    own_means = means(values, None) if labelled is None and values.device.type == "cpu" and values.numel() else None
+    finite = math.isfinite(values.sum() if own_means is None else sum(own_means.tolist()))
+    if not finite and not bool(values.isfinite().all()):
         bad = [name for name, row in zip(names, values, strict=True) if not bool(row.isfinite().all())]
         hint = "" if mask is None else "; losses of unlabelled examples must be finite, too: give them any finite label"
         raise NonFiniteInputError(
             f"the losses of {_list(bad)} are not finite (inf or nan); look at its labels and inputs{hint}"
         )
-    return Tasks(names, targets, values, labelled, _weights(task_weights, names), scale=scale_of(scaler, values))
+    weights, scale = _weights(task_weights, names), scale_of(scaler, values)
+    return Tasks(names, targets, values, labelled, weights, scale=scale, own_means=own_means)
 
 
 def _targets(losses: Losses, may_be_empty: bool) -> tuple[tuple[str, ...], list[Tensor], tuple[Target, ...]]:
