@@ -31,7 +31,11 @@ _DOUBT = 4
 # Of how many eigenvectors at most it is found out what rounding did to them, before all is made again.
 _REFINED = 16
 # The agreements that the compiled estimate knows, and what it returns where there is no eigendecomposition.
-_COMPILED_AGREEMENTS = {agreements.sign: 0, agreements.product: 1, agreements.majority: 2}
+_COMPILED_AGREEMENTS: dict[Callable[[Tensor], Tensor], int] = {
+    agreements.sign: 0,
+    agreements.product: 1,
+    agreements.majority: 2,
+}
 _NOT_CONVERGED = -1
 # The error of the eigendecomposition itself, in float64, relative to the largest eigenvalue.
 _EIGH = 4 * torch.finfo(torch.float64).eps
@@ -307,7 +311,7 @@ def _inside(gram: Gram, values: Tensor, noise: Tensor, rank: int | None) -> Tens
 
 
 def _weigh_compiled(gram: Gram, rank: int | None, agreement: int) -> "Weights | _Rounding":
-    """Return the weights in one call, or what `_OnBasis._weigh_rounded` goes on with where that is not precise enough."""
+    """Return the weights in one call, or where that is not precise enough what `_weigh_rounded` goes on with."""
     assert compiled is not None
     count, tasks = len(gram.matrix), gram.tasks
     matrix, averages = gram.matrix.contiguous(), gram.averages.contiguous()  # names keep them alive during the call

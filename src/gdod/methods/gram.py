@@ -72,7 +72,7 @@ class Gram:
 
     @property
     def balanced(self) -> float:
-        """The squared length above which a task gradient is of the order of the largest rows, so that rounding spares it."""
+        """The squared length above which a task gradient is not small beside rows, so that rounding spares it."""
         return _BALANCED * self.longest
 
     @cached_property
