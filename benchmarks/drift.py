@@ -46,21 +46,24 @@ def share_of_allowed(difference: Tensor, weights: Tensor, gram: Gram) -> float:
     return float((difference @ gram.matrix @ difference).clamp(min=0) / allowed) ** 0.5 if allowed > 0 else 0.0
 
 
-def main(rounds: Annotated[int, typer.Option(min=1, help="Blocks of ten steps on each table.")] = 20) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of ten steps on each table.")] = 20,
+    table: Annotated[list[str] | None, typer.Option(help="Only these tables.")] = None,
+) -> None:
     """Train on each table with both methods, and print a row for each."""
     torch.set_num_threads(1)
     rows = []
-    for table in TABLES:
-        for way in ON_BASIS:
+    for one in TABLES:
+        for way in ON_BASIS if table is None or one.name in table else ():
             watch = Watch()
             setattr(step, "weigh", watch)  # noqa: B010 - it is imported there
             with tempfile.TemporaryDirectory() as folder:
-                block, _ = blocks(Case(table, "paper", 1, keeps_memory=False), way, Path(folder))
+                block, _ = blocks(Case(one, "paper", 1, keeps_memory=False), way, Path(folder))
                 for _ in range(rounds):
                     block()
             middle, largest = statistics.median(watch.shares), max(watch.shares)
             steps = len(watch.shares) + watch.refused
-            rows.append([table.name, way, str(steps), str(watch.refused), f"{middle:.4f}", f"{largest:.2f}"])
+            rows.append([one.name, way, str(steps), str(watch.refused), f"{middle:.4f}", f"{largest:.2f}"])
     print(markdown_table(["table", "method", "steps", "refused", "middle share of what is allowed", "largest"], rows))
 
 

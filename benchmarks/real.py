@@ -56,7 +56,7 @@ RESULTS = Path(__file__).parent / "results"
 DATA = Path(os.environ.get("GDOD_DATA") or Path(__file__).parents[2] / "shared/data")
 BLOCK = 10  # steps that a process makes before it is another's turn
 WARM_UP = 30  # blocks before anything is timed: float32 is least precise where a model has begun to learn
-LONGEST = 20.0  # seconds that they may take
+LONGEST = 20.0  # seconds that they may take unless an option says more
 BARS = {2: 2.0, 3: 2.5, 6: 4.0, 12: 4.0}  # of the methods with a basis over the plain sum, by the number of tasks
 BAR_PCGRAD, BAR_SECOND, BAR_HAND = 1.4, 0.05, 1.05
 ON_BASIS = ("gdod", "weighted-gdod")
@@ -265,14 +265,14 @@ def by_torchjd(model: SharedBottom, train: MemoryPart) -> Callable[[], float]:
     return block
 
 
-def train(case: Case, way: str) -> None:
+def train(case: Case, way: str, longest: float) -> None:
     """Train a block for each line of input and print its time: what the child process runs."""
     torch.set_num_threads(case.threads)
     if case.keeps_memory:
         keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         block, trainer = blocks(case, way, Path(folder))
-        end, blocks_left = time.monotonic() + LONGEST, WARM_UP
+        end, blocks_left = time.monotonic() + longest, WARM_UP
         while blocks_left and time.monotonic() < end:
             block()
             blocks_left -= 1
@@ -289,8 +289,8 @@ def train(case: Case, way: str) -> None:
 class Trainee:
     """A process that trains one way, a block of steps whenever it is asked to."""
 
-    def __init__(self, case: Case, way: str) -> None:
-        order = {"case": case.order(), "way": way}
+    def __init__(self, case: Case, way: str, longest: float) -> None:
+        order = {"case": case.order(), "way": way, "longest": longest}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.real", "--child", json.dumps(order)],
             cwd=Path(__file__).parent.parent,
@@ -321,12 +321,12 @@ class Trainee:
         return float(told)
 
 
-def measure(case: Case, ways: Sequence[str], rounds: int) -> list[Measured]:
+def measure(case: Case, ways: Sequence[str], rounds: int, longest: float) -> list[Measured]:
     """Time a block of each way in turn, every other round in the opposite order."""
     load(case)  # prepares it, once
     trainees = []
     for way in ways:  # one after the other, so that they do not warm up at once
-        trainees.append(Trainee(case, way))
+        trainees.append(Trainee(case, way, longest))
         trainees[-1].told()
     times: dict[str, list[float]] = {way: [] for way in ways}
     with busy_process() if case.busy else nullcontext():
@@ -459,13 +459,16 @@ def main(
     busy: Annotated[bool | None, typer.Option(help="Only beside a busy process, or only without one.")] = None,
     missing: Annotated[bool, typer.Option(help="Only cases that the results do not have yet.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Blocks of each way.")] = 30,
+    longest: Annotated[
+        float, typer.Option(help=f"Seconds that the {WARM_UP * BLOCK} steps before anything is timed may take.")
+    ] = LONGEST,
     out: Annotated[Path, typer.Option(help="Folder for real.json and real.md.")] = RESULTS,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure what steps cost, case by case, and write it as JSON and Markdown after each."""
     if child is not None:
         order = json.loads(child)
-        train(Case.ordered(order["case"]), order["way"])
+        train(Case.ordered(order["case"]), order["way"], order["longest"])
         return
     results = kept_results(out / "real.json")
     known = {one.case for one in results}
@@ -482,7 +485,7 @@ def main(
             continue
         print(case, file=sys.stderr, flush=True)
         ways = [one for one in WAYS if (not way or one in way or one == PLAIN) and has_way(case, one)]
-        measured = measure(case, ways, rounds)
+        measured = measure(case, ways, rounds, longest)
         for own in measured:
             print(f"  {own.way}: {own.ratio:.2f}, second {own.second:.1%}", file=sys.stderr, flush=True)
         results = merged(results, measured)
