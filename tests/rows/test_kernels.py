@@ -73,6 +73,7 @@ PRODUCTS = {
     "more than sixteen groups": (6, 32, 2, Groups(47, 37)),
     "outputs that fill no vector": (17, 5, 3, Groups(20, 5)),
     "a single input": (1, 16, 2, Groups(16, 4)),
+    "many places of a group": (98, 48, 3, Groups(16 * 176, 16)),
 }
 
 

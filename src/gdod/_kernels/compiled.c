@@ -19,7 +19,7 @@ typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum { COLUMNS = 256, FEW_GROUPS = 4 }; /* of tables, added at a time; groups of an id up to which pairs are quicker */
 enum { TILES = 3 }; /* of tasks, multiplied with others at a time */
-enum { SPAN = 32 }; /* outputs whose rows are made at a time */
+enum { SPAN = 32, NEAR = 1 << 18 }; /* outputs whose rows are made at a time at most; numbers that stay in the cache */
 #define TINY 1e-140 /* beside a matrix with a largest number of 1; its square is not lost */
 enum { KEPT = 1 << 26 }; /* bytes of memory that are kept for the next call */
 
@@ -36,7 +36,7 @@ typedef struct {
   double *gram;
   float *x_lanes, *tiles, *works;
   double *totals;
-  long tile, work; /* numbers of memory for a thread */
+  long span, tile, work; /* outputs whose rows are made at a time; numbers of memory for a thread */
 } Product;
 
 typedef struct {
@@ -230,9 +230,13 @@ static PyObject *product_gram(PyObject *self, PyObject *args) {
   m.I = m.inputs + m.ones;
   m.O = rounded(m.outputs, 4);
   long units = m.cut.vectors * K, in_lanes = m.cut.vectors * P * lanes, total = units * units * lanes * lanes;
-  m.tile = SPAN * (CHOOSE(ROW_I) * units * lanes + in_lanes * K);
+  /* Many places of a group: so few outputs that their cotangents stay in the cache while all inputs go past. */
+  int many = SPAN * in_lanes * K > NEAR && m.I >= 16 * CHOOSE(ROW_I);
+  m.span = !many ? SPAN : 16 * in_lanes * K <= NEAR ? 16 : 8;
+  m.tile = SPAN * CHOOSE(ROW_I) * units * lanes + m.span * in_lanes * K;
+  if (m.tile < m.I * lanes) m.tile = m.I * lanes; /* a place while it is laid out */
   m.work = rounded(m.inputs * lanes + rounded(P, lanes) * places + (P * K * 4 + n * K * K) * lanes, 16);
-  float *memory = reserve(rows ? in_lanes * m.I + threads * (m.tile + 2 * total) : threads * m.work);
+  float *memory = reserve(rows ? in_lanes * rounded(m.I, CHOOSE(ROW_I)) + threads * (m.tile + 2 * total) : threads * m.work);
   if (!memory) return NULL;
   Py_BEGIN_ALLOW_THREADS;
   memset(m.gram, 0, n * K * n * K * sizeof(double));

@@ -76,13 +76,20 @@ static void NAME(add_products)(const float *rows, long most, long columns, long 
   }
 }
 
-/* Lay activations out with groups side by side, [vectors][P][I][LANES]. */
+/* Lay activations out with groups side by side, ROW_I inputs of all places together, [vectors][I / ROW_I][P][ROW_I][LANES]:
+   what is multiplied at a time lies in one piece. */
 static void NAME(lay_out)(Product *m, int thread, int threads) {
   const Cut *cut = &m->cut;
   const float *rows[LANES];
-  for (long part = thread; part < cut->vectors * cut->largest; part += threads) {
-    NAME(places_of)(cut, part / cut->largest, part % cut->largest, m->x, m->inputs, rows);
-    NAME(side_by_side)(rows, m->inputs, m->ones, m->x_lanes + part * m->I * LANES, LANES);
+  long I = m->I, P = cut->largest, down = (I + ROW_I - 1) / ROW_I;
+  float *place = m->tiles + thread * m->tile; /* of one place; later on it holds rows */
+  for (long part = thread; part < cut->vectors * P; part += threads) {
+    long vector = part / P, p = part % P;
+    NAME(places_of)(cut, vector, p, m->x, m->inputs, rows);
+    NAME(side_by_side)(rows, m->inputs, m->ones, place, LANES);
+    for (long i = 0; i < I; i += ROW_I)
+      memcpy(m->x_lanes + ((vector * down + i / ROW_I) * P + p) * ROW_I * LANES, place + i * LANES,
+             (I - i < ROW_I ? I - i : ROW_I) * LANES * sizeof(float));
   }
 }
 
@@ -106,7 +113,7 @@ INLINE void NAME(rows_of_some)(Product *m, const float *x, const float *d, long 
   for (long j = 0; j < wide * K; j += ROW_J) {
     vec sums[ROW_I][ROW_J] = {};
     for (long p = 0; p < m->cut.largest; p++) {
-      const float *left = x + p * m->I * LANES, *right = d + (p * wide * K + j) * LANES;
+      const float *left = x + p * ROW_I * LANES, *right = d + (p * wide * K + j) * LANES;
       for (int b = 0; b < ROW_J; b++)
         for (int a = 0; a < count; a++) sums[a][b] += *(const vec *)(left + a * LANES) * *(const vec *)(right + b * LANES);
     }
@@ -123,13 +130,13 @@ static void NAME(by_rows)(Product *m, int thread, int threads) {
   long K = m->tasks, units = cut->vectors * K, I = m->I, O = m->O;
   float *rows = m->tiles + thread * m->tile, *d_lanes = rows + ROW_I * SPAN * units * LANES;
   double *total = m->totals + thread * (units * units * LANES * LANES);
-  long across = (O + SPAN - 1) / SPAN, down = (I + ROW_I - 1) / ROW_I, tiles = across * down, laid_out = -1;
+  long across = (O + m->span - 1) / m->span, down = (I + ROW_I - 1) / ROW_I, tiles = across * down, laid_out = -1;
   for (long tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; tile++) {
-    long o = tile / down * SPAN, i = tile % down * ROW_I;
-    long wide = O - o < SPAN ? O - o : SPAN, count = I - i < ROW_I ? I - i : ROW_I;
+    long o = tile / down * m->span, i = tile % down * ROW_I;
+    long wide = O - o < m->span ? O - o : m->span, count = I - i < ROW_I ? I - i : ROW_I;
     if (laid_out != o) NAME(lay_out_some)(m, o, wide, d_lanes), laid_out = o;
     for (long vector = 0; vector < cut->vectors; vector++) {
-      const float *x = m->x_lanes + (vector * cut->largest * I + i) * LANES;
+      const float *x = m->x_lanes + (vector * down * ROW_I + i) * cut->largest * LANES;
       const float *d = d_lanes + vector * cut->largest * wide * K * LANES;
       if (count == ROW_I) NAME(rows_of_some)(m, x, d, vector, ROW_I, wide, rows);
 #define CASE(number) else if (ROW_I > number && count == number) NAME(rows_of_some)(m, x, d, vector, number, wide, rows);
