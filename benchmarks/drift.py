@@ -51,6 +51,9 @@ def main(
     table: Annotated[list[str] | None, typer.Option(help="Only these tables.")] = None,
 ) -> None:
     """Train on each table with both methods, and print a row for each."""
+    names = [one.name for one in TABLES]
+    if unknown := [name for name in table or () if name not in names]:
+        raise typer.BadParameter(f"no table is called {', '.join(unknown)}; expected some of {', '.join(names)}")
     torch.set_num_threads(1)
     rows = []
     for one in TABLES:
